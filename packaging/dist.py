@@ -175,11 +175,11 @@ def main():
             jax_wheel(out, machine)
     if "sbom" in parts:
         (out / f"devicemesh-{version}.cdx.json").write_text(sbom.document(version, time))
-    if "debs" in parts:
-        deb.lint(out.glob("*.deb"))
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("".join(sums))
     print(f"{len(sums)} files in {out}")
+    if "debs" in parts:
+        deb.lint(out.glob("*.deb"))
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ def check(job, way):
     """The report of a job that hangs in this way names the rank and the call."""
     _, ranks, sentence = WAYS[way]
     first = job["findings"][0]
+    assert way != "die" or "in all-reduce 6 of mesh/tp (ranks 0-3)" in first["sentence"], first
     assert sentence in first["sentence"] and job["summary"] == first["sentence"], first
     assert ranks in (None, first["ranks"]), first
     assert len(job["ranks"]) == 8 and job["name"] == "hang", job

@@ -34,7 +34,8 @@ def main():
     parser.add_argument("--hosts", action="store_true", help="on four hosts, which also fall silent; without restarts")
     parser.add_argument("--folder", type=Path, help="keeps what failed runs have said")
     options = parser.parse_args()
-    # A process that enters a host's namespaces stands in the root folder.
+    # A process that enters a host's namespaces has / as its working folder, where a relative path
+    # leads nowhere.
     options.program = Path(options.program).resolve()
     print(f"seed {options.seed}", flush=True)
     expected = undisturbed(TOOL, options.program)

@@ -62,7 +62,8 @@ def prefer(kind):
 
 @functools.cache
 def built(name, *options):
-    """A C program of this folder. Another bench may execute an earlier one of that name meanwhile."""
+    """Compiles a C program of this folder. The file is replaced, because another bench may be
+    executing the earlier one."""
     program, fresh = BUILT / name, BUILT / f"{name}-{os.getpid()}"
     run([CC, "-std=c11", *WARNINGS, HERE / f"{name}.c", *options, "-o", fresh])
     fresh.replace(program)

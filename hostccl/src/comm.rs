@@ -162,7 +162,7 @@ impl Comm {
         &self.labels.comm_name
     }
 
-    /// Fails with the error that ended the communicator. It costs three loads while there is none.
+    /// Fails with the error that ended the communicator. It costs four loads while there is none.
     /// In a communicator over several hosts it takes the news first.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
@@ -173,7 +173,7 @@ impl Comm {
     }
 
     /// Whether nothing has ended the communicator. On several hosts the answer is `false`, because
-    /// the news have to be looked at.
+    /// the news of other hosts must be read first.
     #[inline]
     fn is_sound(&self) -> bool {
         let has_failed = self.local_failure.get().is_some() || self.segment.header().failure.is_set();

@@ -37,8 +37,8 @@ fn all_reduce(comm: ncclComm_t, data: &mut [f32]) -> ncclResult_t {
     }
 }
 
-/// Sends large messages from rank 0 to rank 1 until a call fails. Each message is filled with a value
-/// of its own, which rank 1 checks. Rank 0 changes its buffer as soon as a call has failed.
+/// Sends large messages from rank 0 to rank 1 until a call fails. Each message is filled with a
+/// value of its own, which rank 1 checks. Rank 0 changes its buffer as soon as a call has failed.
 fn stream(comm: ncclComm_t, rank: usize) -> ncclResult_t {
     let (started, mut buffer) = (Instant::now(), vec![0_u8; 64 << 20]);
     let (count, dtype) = (buffer.len(), DataType::Uint8 as c_int);
@@ -58,7 +58,9 @@ fn stream(comm: ncclComm_t, rank: usize) -> ncclResult_t {
             buffer.fill(!value);
             return result;
         }
-        assert!(buffer.iter().all(|byte| *byte == value), "message {value} is wrong");
+        // A comparison of slices is one memcmp, which is fast without optimisation, too.
+        let is_whole = || buffer[0] == value && buffer[1..] == buffer[..count - 1];
+        assert!(rank == 0 || is_whole(), "message {value} is wrong");
     }
     unreachable!("the values have no end")
 }
@@ -193,7 +195,7 @@ fn a_rank_killed_in_the_middle_of_a_large_message_fails_the_other_side() {
 #[test]
 fn a_receiver_that_comes_back_after_its_sender_has_given_up_gets_an_error_and_no_wrong_data() {
     let id = unique_id();
-    let start = |rank| Rank::start_with("stream", rank, 2, &id, &[("HOSTCCL_TIMEOUT_MS", "300")]);
+    let start = |rank| Rank::start_with("stream", rank, 2, &id, &[("HOSTCCL_TIMEOUT_MS", "2000")]);
     let mut ranks = [start(0), start(1)];
     for rank in &mut ranks {
         assert_eq!(rank.hear(), "ready");
@@ -207,7 +209,7 @@ fn a_receiver_that_comes_back_after_its_sender_has_given_up_gets_an_error_and_no
     // SAFETY: as above.
     assert_eq!(unsafe { libc::kill(receiver, libc::SIGCONT) }, 0);
     let said = ranks[1].hear();
-    assert!(!said.starts_with(&format!("{ncclSuccess} ")), "{said}");
+    assert!(said.starts_with(&format!("{ncclTimeout} ")), "{said}");
 }
 
 #[test]

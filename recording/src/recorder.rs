@@ -467,8 +467,8 @@ fn world_base(place: usize) -> usize {
 }
 
 /// The first word of a channel. The remainder lets the compiler see that the word is in the
-/// recording. Places are below the number of channels anyway, except that of [`Channel::NONE`],
-/// whose calls are not recorded.
+/// recording. Each place is below the number of channels anyway. [`Channel::NONE`] has a higher
+/// place, but its calls are not recorded.
 #[inline]
 pub(crate) fn channel_base(place: usize) -> usize {
     layout::CHANNELS + place % layout::CHANNEL_COUNT * layout::CHANNEL_WORDS

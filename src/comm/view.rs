@@ -50,7 +50,8 @@ pub struct View {
     path: Option<Path>,
 }
 
-/// The view in which a dimension of a view is.
+/// The view that has a dimension: the view that was asked, or the view of one of its flattened
+/// dimensions.
 pub(crate) enum Along<'v> {
     /// The view itself.
     This(&'v View),

@@ -84,8 +84,9 @@ static void crossed_on_four(const dm_mesh *four)
   OK(sum(four, "dp", 2));
 }
 
-/* A collective that differs, alone and in a group. The message compares with the lowest rank that
-   has come, which is any of 4, 5 and 7, and rank 6 where it came before 7 and the others are late. */
+/* A collective that differs, alone and in a group. The message compares a rank's call with the call
+   of the lowest rank that has come so far. This may be rank 4, 5 or 7. It is rank 6 where rank 6
+   came before 7, and 4 and 5 are late. */
 static void different(const dm_mesh *mesh)
 {
   const int in_group = rank == 6;

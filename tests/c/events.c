@@ -134,8 +134,9 @@ static void at_the_end(void *events)
   GIVES(DM_STATUS_INVALID_STATE, dm_events_next((dm_events *)events, 0, &event));
 }
 
-/* The thread fails once before it ends, so that its last error exists and ends with it. A last error
- * that comes to be after the thread's other values have ended is never freed. */
+/* The thread fails once before it ends, so its last error exists by then and is freed with the
+ * thread. A last error that is first set after the thread's other values were destroyed is never
+ * freed. */
 static void *ask_and_end(void *events)
 {
   GIVES(DM_STATUS_INVALID_ARGUMENT, dm_events_next((dm_events *)events, -1, NULL));

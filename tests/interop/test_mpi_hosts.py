@@ -44,7 +44,7 @@ def variables(lab, tmp_path):
     ssh = tmp_path / "bin/ssh"
     ssh.parent.mkdir()
     # This ssh says on each host that it has noted a new key.
-    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {agent.removeprefix("ssh ")} "$@" 2> /dev/null\n')
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {agent.removeprefix("ssh ")} -o LogLevel=ERROR "$@"\n')
     ssh.chmod(0o755)
     own = {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "TMPDIR": tempfile.mkdtemp(dir=tmp_path)}
     # The daemons of Open MPI on the other hosts do not get TMPDIR.

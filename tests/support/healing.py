@@ -55,9 +55,9 @@ class Job:
         """Waits for the end. Returns what each rank that was not killed has said last."""
         try:
             output, _ = rest_of(self.process, 150)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as late:
             self.process.terminate()
-            raise AssertionError("".join(self.lines) + "\nnot done after 150 s") from None
+            raise AssertionError("".join(self.lines) + (late.output or "") + "\nnot done after 150 s") from None
         self.lines.append(output)
         said = "".join(self.lines)
         last = {rank: re.findall(rf"^rank {rank}:? (.*)$", said, re.M)[-1] for rank in range(self.size) if rank not in killed}

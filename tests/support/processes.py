@@ -64,21 +64,28 @@ def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=Fa
 
 
 def rest_of(process, timeout):
-    """Waits for the end of a process, and gives the rest of its outputs; None for one that is no pipe
-    or is closed. Raises subprocess.TimeoutExpired where the process does not end in time.
+    """Waits for the end of a process, and gives the rest of its outputs. An output that is no pipe or is
+    closed gives None. Raises subprocess.TimeoutExpired, with what was read, where the process does not
+    end in time.
 
-    Threads read, because Popen.communicate() with a timeout loses what the test's last readline() has
-    read ahead."""
+    Threads read, because Popen.communicate() with a timeout loses the text that the test's last
+    readline() has read ahead."""
     pipes, rest = (process.stdout, process.stderr), [None, None]
 
     def read(at):
         with pipes[at] as pipe:
-            rest[at] = pipe.read()
+            rest[at] = pipe.read(0)
+            for line in pipe:
+                rest[at] += line
 
     readers = [threading.Thread(target=read, args=(at,), daemon=True) for at in (0, 1) if pipes[at] and not pipes[at].closed]
     for reader in readers:
         reader.start()
-    process.wait(timeout)
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired as late:
+        late.output, late.stderr = rest
+        raise
     for reader in readers:
         reader.join(timeout)
         assert not reader.is_alive(), f"the process has ended, and an output is still open: {process.args}"

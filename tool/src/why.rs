@@ -213,7 +213,9 @@ fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failu
         (false, false) => texts.join("\n"),
     };
     print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
-    if let Some(advice) = advice_for_one(&variable).filter(|_| is_partial) {
+    // Ranks whose files are missing, and nodes that were asked and are silent, have another reason.
+    let may_be_alone = !named.are_paths() && lines.is_empty() && options.watch.is_none();
+    if let Some(advice) = advice_for_one(&variable).filter(|_| is_partial && may_be_alone) {
         say(&format!("devicemesh why: {advice}"));
     }
     Ok(if is_stuck { STUCK } else { 0 })

@@ -10,7 +10,8 @@ use super::pipeline::{Pipeline, part};
 use crate::comm::Comm;
 use crate::segment::SLOTS;
 
-/// A small all-reduce of at most so many ranks allocates nothing.
+/// Among at most this many ranks, the list of a small reduction's inputs is on the stack, so nothing
+/// is allocated.
 const FEW: usize = 16;
 
 /// The arguments of a collective, how it is cut, and where its slots are.

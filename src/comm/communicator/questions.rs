@@ -14,7 +14,7 @@ impl Communicator {
     /// Sets how long calls on the communicator wait for their peers, in milliseconds. Each mesh
     /// that shares the communicator has a timeout of its own.
     pub(in crate::comm) fn set_timeout(&self, millis: u64) -> Result<()> {
-        // Every operation comes here, and the time is nearly always the one that is set: a look
+        // Every operation calls this function, and the timeout is nearly always set already. A load
         // takes less time than an exchange.
         if self.timeout_millis.load(Ordering::Relaxed) == millis
             || self.timeout_millis.swap(millis, Ordering::Relaxed) == millis

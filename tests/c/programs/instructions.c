@@ -42,8 +42,9 @@ static void flatten(int i) { REQUIRE(dm_flatten(fresh[i], NULL, NULL, &given[i])
 static void unflatten(int i) { REQUIRE(dm_unflatten(flat, "dp_cp", sizes, 2, parts, NULL, &given[i])); }
 static void free_one(int i) { dm_free(given[i]); given[i] = NULL; }
 
-/* The operations on data, along a dimension of this rank alone: what each costs before the ranks
- * meet. A send meets its receive in a group, because no other rank takes it. */
+/* These functions call the operations on data along a dimension that has this rank alone, so no count
+ * has a wait for other ranks. The send and its receive are in one group, because no other rank takes
+ * the message. */
 static float from[4] = {1, 2, 3, 4}, to[4];
 static const size_t four[] = {4};
 static void all_reduce(int i) { (void)i; REQUIRE(dm_all_reduce(alone, "cp", from, to, 4, DM_FLOAT32, DM_SUM, NULL)); }

@@ -105,10 +105,28 @@ impl Job {
 pub fn jobs(found: Found) -> Vec<Job> {
     let Found { mut processes, started, nodes, .. } = found;
     // Two tools on one machine find the same processes, for example two containers that share the
-    // process ids, or two nodes of Slurm that are one machine. What this tool has found itself
-    // comes first.
-    let mut known = BTreeSet::new();
-    processes.retain(|process| known.insert(process.identity()) || !matches!(process.origin, Origin::Sent(..)));
+    // process ids, or two nodes of Slurm that are one machine. A recording of a live process that
+    // this tool has read itself counts. The copy of a live process from another tool counts before a
+    // file whose process is not seen here.
+    let is_sent = |process: &Process| matches!(process.origin, Origin::Sent(..));
+    processes.sort_by_key(|process| match (is_sent(process), process.state.is_alive()) {
+        (false, true) => 0,
+        (true, true) => 1,
+        (false, false) => 2,
+        (true, false) => 3,
+    });
+    // One process may have several recordings here that look alike, and all of them are kept.
+    let (mut known, mut sent) = (BTreeSet::new(), BTreeSet::new());
+    processes.retain(|process| {
+        let identity = process.identity();
+        match is_sent(process) {
+            true => known.insert(identity.clone()) && sent.insert(identity),
+            false => {
+                known.insert(identity.clone());
+                !sent.contains(&identity)
+            }
+        }
+    });
     let mut parts: Vec<Part> = Vec::new();
     for process in processes {
         let groups = process.joining().into_iter().chain(process.communicators());

@@ -45,7 +45,8 @@ fn programs_that_use_nccl_alone_are_a_job_by_their_communicator() {
     );
 }
 
-/// Process 200 is not in the largest communicator, so no number tells that it is one rank.
+/// Process 200 is not in the largest communicator, so it has no rank number by which duplicates are
+/// found.
 #[test]
 fn a_process_that_another_host_has_found_too_is_one_rank() {
     let mut processes = vec![process(0, &[(5, 0)], 2), process(1, &[(5, 1), (6, 0)], 2), process(2, &[(6, 1)], 2)];
@@ -60,8 +61,24 @@ fn a_process_that_another_host_has_found_too_is_one_rank() {
     let jobs = jobs(Found { processes, ..Found::default() });
     let [job] = &jobs[..] else { panic!("{} jobs", jobs.len()) };
     let known = job.ranks.iter().filter_map(Rank::process).map(|process| (process.pid, process.origin));
-    // Those that this host has found itself stay, with the names of their programs.
+    // The recordings that this host has read itself stay.
     let mut known: Vec<(u32, Origin)> = known.collect();
     known.sort_unstable_by_key(|(pid, _)| *pid);
     assert_eq!(known, [200, 201, 202].map(|pid| (pid, Origin::Here)));
+    assert_eq!(super::super::name(job), "train");
+}
+
+/// Two containers with one host name share a folder for recordings, and each sees its own processes
+/// alone.
+#[test]
+fn a_live_process_elsewhere_counts_before_its_file_here() {
+    let live = process(0, &[(5, 0)], 2);
+    let bytes = live.copy(usize::MAX);
+    let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
+    let sent = Process::of_copy(snapshot, Vec::new(), Origin::Sent(0, 1)).unwrap();
+    let file = Process { state: State::Gone, ..live };
+    let jobs = jobs(Found { processes: vec![file, process(1, &[(5, 1)], 2), sent], ..Found::default() });
+    let states: Vec<State> =
+        jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process).map(|it| it.state).collect();
+    assert_eq!(states, [State::Sleeps; 2]);
 }

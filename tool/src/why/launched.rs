@@ -109,20 +109,20 @@ pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// What to set so that the processes meet. The advice for programs also names an option that this
-/// tool does not have.
+/// Returns the variables to set so that the processes meet. The advice for programs also names an
+/// option that this tool does not have.
 fn advice(place: &Place) -> &'static str {
     place.advice.split_once(", or ").map_or(place.advice, |(variables, _)| variables)
 }
 
-/// What to do where srun has started one process alone, and ranks are not seen: without -N, srun
-/// takes one node of a job that it is given by --jobid.
+/// Returns the command that asks all hosts, where srun has started one process alone and ranks are
+/// missing. Without -N, `srun --jobid` starts a process on one node of the job.
 pub fn advice_for_one(get: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let place = detect(get).ok().filter(|place| place.launcher == "Slurm" && place.size == 1)?;
     let job = get("SLURM_JOB_ID")?;
     Some(format!(
-        "{} has started one of these, which sees the ranks of this host; `srun --jobid={} --overlap -N NODES \
-         --ntasks-per-node=1 devicemesh why` with the job's number of nodes starts one on each host",
+        "{} has started this tool once, so it sees only the ranks of this host. To see all ranks, run \
+         `srun --jobid={} --overlap -N NODES --ntasks-per-node=1 devicemesh why`, where NODES is the job's number of nodes",
         place.launcher,
         printable(&job)
     ))

@@ -56,6 +56,11 @@ impl Lines {
         Lines { lines: vec![line], patience, unreached: Vec::new() }
     }
 
+    /// Whether no other host was to be asked.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty() && self.unreached.is_empty()
+    }
+
     /// The ways to the nodes of the jobs of `devicemesh run` that have a node here. Where jobs are
     /// named, `named` has their names and processes.
     pub fn of_runs(named: &[&String], patience: Duration) -> Lines {
