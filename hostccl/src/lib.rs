@@ -98,8 +98,9 @@
 //!   64 descriptors, and checks once a second each peer process for which it keeps none.
 //!
 //! # Layers
-//! The crate `hostccl_reduce` below these layers has the arithmetic of the reductions. A file imports
-//! from the layers below its own, and from its own layer without a circle. From the bottom up:
+//! The crate `hostccl_reduce` below these layers has the arithmetic of the reductions. A file
+//! imports from the layers below its own, and from its own layer without a circle. From the bottom
+//! up:
 //!
 //! | layer | files |
 //! |---|---|

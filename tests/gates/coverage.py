@@ -56,7 +56,7 @@ def gate():
     programs(FOLDER / "programs", COMPILERS, builder(library), start, 10)
     run([pytest_python(), "-m", "pytest", "-q", *TESTS], env={**environment(), "DM_LIB_DIR": str(library)}, timeout=1800)
     # Programs that tests start with an empty environment write into the current folder.
-    for stray in [path for place in (ROOT, ROOT / "hostccl", ROOT / "hostccl/capi") for path in place.glob("default_*.profraw")]:
+    for stray in [path for place in (ROOT, ROOT / "hostccl", ROOT / "hostccl/reduce", ROOT / "hostccl/capi") for path in place.glob("default_*.profraw")]:
         shutil.move(stray, FOLDER / "raw" / stray.name)
     return figures([*objects, str(library / "libdevicemesh.so"), str(library / "devicemesh")])
 

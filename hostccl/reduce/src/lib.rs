@@ -14,8 +14,8 @@
 //!
 //! [`stream`] copies a result that is larger than the caches.
 //!
-//! The crate is apart from `hostccl` because `make test` compiles this crate with optimisation and
-//! `hostccl` without: unoptimised, the tests' reductions of millions of elements take minutes.
+//! This crate is apart from `hostccl` because `make test` optimises this crate and not `hostccl`.
+//! Without optimisation the tests' reductions of millions of elements take minutes.
 //!
 //! The files, from the bottom up: `types` (element types and reductions), `copy` (streaming
 //! stores), `target` (where a result goes), `isa` (what differs between instruction sets),

@@ -15,7 +15,7 @@ pub fn sums(seed: usize, ranks: usize, start: usize, count: usize) -> Vec<i64> {
     (start..start + count).map(|i| (0..ranks).map(|rank| element(seed, rank, i)).sum()).collect()
 }
 
-/// Returns elements `start..start + count` of the inputs of `ranks` ranks, one rank after the other.
+/// Returns elements `start..start + count` of the inputs of `ranks` ranks, one rank after another.
 pub fn gathered(seed: usize, ranks: usize, start: usize, count: usize) -> Vec<i64> {
     (0..ranks).flat_map(|rank| input(seed, rank, start, count)).collect()
 }

@@ -52,23 +52,23 @@ fn decode(dtype: DataType, at: &[u8]) -> f64 {
     }
 }
 
-/// The value of element `index` of what `from` has for `to`.
+/// The value of element `index` that rank `from` has for rank `to`.
 fn value(from: usize, to: usize, index: usize, most: usize) -> f64 {
     (1 + (index * 7 + from * 3 + to + index / 251) % most) as f64
 }
 
-/// Returns `count` elements of what `from` has for `to`.
+/// Returns `count` elements that rank `from` has for rank `to`.
 pub fn encoded(dtype: DataType, from: usize, to: usize, count: usize, most: usize) -> Vec<u8> {
     let elements: Vec<Vec<u8>> = (0..=most).map(|number| encode(dtype, number as f64)).collect();
     (0..count).flat_map(|index| &elements[value(from, to, index, most) as usize]).copied().collect()
 }
 
-/// Returns the values of `count` elements of what `from` has for `to`.
+/// Returns the values of `count` elements that rank `from` has for rank `to`.
 pub fn values(from: usize, to: usize, count: usize, most: usize) -> Vec<Option<f64>> {
     (0..count).map(|index| Some(value(from, to, index, most))).collect()
 }
 
-/// Returns `count` reduced elements of what all ranks have for `to`. Each value is multiplied by
+/// Returns `count` reduced elements that all ranks have for rank `to`. Each value is multiplied by
 /// `factor` first.
 pub fn reduced(
     dtype: DataType,
@@ -100,8 +100,8 @@ fn is_float(dtype: DataType) -> bool {
     matches!(dtype, Float16 | Bfloat16 | Float32 | Float64 | Float8E4M3 | Float8E5M2)
 }
 
-/// Returns what is wrong with a result, where something is. `unset` is the byte that elements keep
-/// for which nothing is expected; with `None` such elements may have any value.
+/// Returns what is wrong with a result, or `None` where the result is right. Elements for which
+/// nothing is expected must keep the byte `unset`. Where `unset` is `None`, they may have any value.
 pub fn complaint(
     dtype: DataType,
     got: &[u8],
@@ -110,7 +110,7 @@ pub fn complaint(
     is_average: bool,
 ) -> Option<String> {
     let size = dtype.size();
-    // An average that no binary fraction holds is rounded.
+    // Where no number of the type equals the average, the average is rounded.
     let error = match is_average && is_float(dtype) {
         true if size == 1 => 0.08,
         true => 0.01,
