@@ -260,8 +260,10 @@ def test_standard_error_that_cannot_be_written_is_a_failure(start, script, code)
         ends(start("al,be", script, "--failure-grace", "0.1", errors=full), code)
 
 
-def test_the_reason_stands_last_although_the_words_of_a_rank_come_late(start):
-    script = "trap 'printf bye; exit 0' TERM; test $RANK = 0 && exit 3; sleep 1000 & wait"
+def test_the_reason_stands_last_although_the_words_of_a_rank_come_late(start, tmp_path):
+    """Rank 0 fails when rank 1 has set its trap."""
+    wait = f"until test -e {tmp_path}/trapped; do sleep 0.01; done"
+    script = f"trap 'printf bye; exit 0' TERM; if test $RANK = 0; then {wait}; exit 3; fi; touch {tmp_path}/trapped; sleep 1000 & wait"
     process = start("al,late", script, "--failure-grace", "0.1", errors=subprocess.STDOUT)
     out, _ = ends(process, 3)
     assert re.search(rf"\nbye\ndevicemesh run: rank 0 \(pid \d+\) on {HERE} exited with code 3\n$", out), out
