@@ -1,13 +1,32 @@
 //! Checks of the arguments that several functions have.
 
-use crate::collective::Kind;
+use std::sync::Arc;
+
+use crate::collective::{Kind, Reduction};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::handle;
 use crate::types::*;
 
 /// Fails when an out-parameter is NULL.
 pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
     if out.is_null() { Err(Error::argument(format!("{name} is NULL"))) } else { Ok(()) }
+}
+
+/// Returns the communicator, the element type and the reduction that an operation names. The
+/// communicator must take operations.
+#[inline]
+pub(super) fn named(
+    comm: ncclComm_t,
+    datatype: ncclDataType_t,
+    op: Option<ncclRedOp_t>,
+) -> Result<(Arc<Comm>, DataType, Option<Reduction>)> {
+    handle::with(comm, |handle| {
+        let comm = handle.for_operation()?.clone();
+        let dtype = data_type(datatype)?;
+        let reduction = op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
+        Ok((comm, dtype, reduction))
+    })
 }
 
 /// Returns the element type of that number.

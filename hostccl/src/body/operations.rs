@@ -4,12 +4,11 @@ use std::ffi::{c_int, c_void};
 
 use recording::Operation;
 
-use super::arguments::{check_buffer, check_overlap, check_peer, check_root, check_size, data_type};
+use super::arguments::{check_buffer, check_overlap, check_peer, check_root, check_size, named};
 use crate::call_name::Name;
 use crate::collective::{Call, Kind};
 use crate::error::Result;
 use crate::group::{self, Task};
-use crate::handle;
 use crate::message::{Message, Side};
 use crate::raw_record::{RawRecord, What};
 use crate::remote_message::RemoteMessage;
@@ -44,12 +43,7 @@ impl RawCall {
         let (name, is_queued) = (Name::take_next(), group::is_open());
         let mut recorded = RawRecord::NONE;
         let outcome = group::submit_one(is_queued, || {
-            let (comm, dtype, reduction) = handle::with(self.comm, |handle| {
-                let comm = handle.for_operation()?.clone();
-                let dtype = data_type(self.datatype)?;
-                let reduction = self.op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
-                Ok((comm, dtype, reduction))
-            })?;
+            let (comm, dtype, reduction) = named(self.comm, self.datatype, self.op)?;
             let (rank, nranks) = comm.whole();
             let root = self.root.map(|root| check_root(root, nranks)).transpose()?;
             check_size(self.count, nranks, dtype)?;
@@ -215,8 +209,7 @@ unsafe fn message(
     let (call, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = RawRecord::NONE;
     let outcome = group::submit_one(is_queued, || {
-        let comm = handle::with(comm, |handle| handle.for_operation().cloned())?;
-        let dtype = data_type(datatype)?;
+        let (comm, dtype, _) = named(comm, datatype, None)?;
         check_size(count, 1, dtype)?;
         let peer = check_peer(peer, comm.whole().1)?;
         let side = side(check_buffer(name, buffer, count, true)?);

@@ -2,13 +2,12 @@
 
 use std::ffi::c_void;
 
-use super::arguments::{check_buffer, data_type};
+use super::arguments::{check_buffer, named};
 use crate::blocks::{Block, Blocks, blocks, check_apart};
 use crate::call_name::Name;
 use crate::collective::{Call, Kind, Ragged};
 use crate::error::{Error, Result};
 use crate::group::{self, Task};
-use crate::handle;
 use crate::raw_record::{RawRecord, What};
 use crate::types::*;
 
@@ -59,12 +58,7 @@ unsafe fn submit(
     let (name, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = RawRecord::NONE;
     let outcome = group::submit_one(is_queued, || {
-        let (comm, dtype, reduction) = handle::with(comm, |handle| {
-            let comm = handle.for_operation()?.clone();
-            let dtype = data_type(datatype)?;
-            let reduction = op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
-            Ok((comm, dtype, reduction))
-        })?;
+        let (comm, dtype, reduction) = named(comm, datatype, op)?;
         let (me, n) = comm.whole();
         // SAFETY: this function's contract.
         let read = |lists: Option<Lists>| unsafe { lists.map(|lists| lists.read(n, dtype)).transpose() };
