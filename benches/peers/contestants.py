@@ -1,6 +1,7 @@
 """The libraries that benches/peers/bench.py compares: how each one's program is built and
 started."""
 
+import atexit
 import functools
 import os
 import shlex
@@ -15,7 +16,6 @@ from table import TITLES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-BUILT = ROOT / "target/bench-peers"
 TOOL = ROOT / "target/release/devicemesh"
 LIBRARY = ROOT / "target/release/libdevicemesh.so"
 CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
@@ -61,12 +61,20 @@ def prefer(kind):
 
 
 @functools.cache
+def own_folder():
+    """The folder with the programs of this bench, which is removed at its end. Each bench has its own, so
+    benches at the same time can compare different libraries."""
+    (ROOT / "target").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / "target"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
 def built(name, *options):
-    """Compiles a C program of this folder. The file is replaced, because another bench may be
-    executing the earlier one."""
-    program, fresh = BUILT / name, BUILT / f"{name}-{os.getpid()}"
-    run([CC, "-std=c11", *WARNINGS, HERE / f"{name}.c", *options, "-o", fresh])
-    fresh.replace(program)
+    """A C program of this folder."""
+    program = own_folder() / name
+    run([CC, "-std=c11", *WARNINGS, HERE / f"{name}.c", *options, "-o", program])
     return program
 
 
@@ -89,19 +97,17 @@ class Contestant:
     def __init__(self, name):
         self.name = name
         self.title = NAMES[name]
-        BUILT.mkdir(parents=True, exist_ok=True)
         self.version = getattr(self, name)()
 
     def ours(self):
         """This tree's libdevicemesh.so, or the one that DM_BENCH_LIB names."""
         library = Path(os.environ.get("DM_BENCH_LIB", LIBRARY)).resolve()
-        folder = BUILT / "library"
+        folder = own_folder() / "library"
         folder.mkdir(exist_ok=True)
         soname = run(["readelf", "-d", library]).split("soname: [")[1].split("]")[0]
         for link in (folder / soname, folder / "libdevicemesh.so"):
-            fresh = folder / f"{link.name}-{os.getpid()}"
-            fresh.symlink_to(library)
-            fresh.replace(link)
+            link.unlink(missing_ok=True)
+            link.symlink_to(library)
         program = built("ours", f"-I{ROOT}/include", f"-L{folder}", "-ldevicemesh", f"-Wl,-rpath,{folder}")
         self.under_the_tool(executed(), program)
         return "" if library == LIBRARY else str(library)
@@ -109,7 +115,7 @@ class Contestant:
     def gloo(self):
         if not Path("/usr/include/gloo/allreduce.h").exists():
             raise Missing("apt-get install libgloo-dev")
-        program = BUILT / "gloo"
+        program = own_folder() / "gloo"
         run([CXX, "-std=c++17", *WARNINGS, HERE / "gloo.cpp", "-lgloo", "-pthread", "-o", program])
         self.under_the_tool(program)
         return debian("libgloo-dev")
@@ -131,7 +137,7 @@ class Contestant:
     def mpi(self, packages, compiler, launcher, *options):
         if not shutil.which(compiler) or not shutil.which(launcher):
             raise Missing(f"apt-get install {packages}")
-        program = BUILT / self.name
+        program = own_folder() / self.name
         run([compiler, "-std=gnu11", *WARNINGS, HERE / "mpi.c", "-o", program])
         self.program = executed(), program
         self.start = lambda ranks: [launcher, *options, "-n", ranks, *self.program]
