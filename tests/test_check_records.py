@@ -22,14 +22,18 @@ def job(free_port):
     yield from jobs(free_port)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """The text of a record. It is made once, because a record takes some seconds."""
-    folder = tmp_path_factory.mktemp("record")
-    file = folder / "record.json"
-    run(2, *SMALL, "--save", file)
-    assert [path.name for path in folder.iterdir()] == [file.name]
-    return file.read_text()
+@pytest.fixture(scope="session")
+def saved(programs, tmp_path_factory):
+    """The text of a record. All workers of pytest-xdist share it, because a record takes some
+    seconds."""
+    def make(path):
+        folder = tmp_path_factory.mktemp("record")
+        file = folder / "record.json"
+        run(2, *SMALL, "--save", file)
+        assert [path.name for path in folder.iterdir()] == [file.name]
+        file.rename(path)
+
+    return programs.once("record.json", make).read_text()
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.la
 NAMES = {"devicemesh", "devicemesh-recording", "devicemesh-tool", "hostccl", "hostccl-capi", "hostccl-reduce"}
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """The files of each crate, by package name."""
-    made = crates.pack(tmp_path_factory.mktemp("crates"), build=False, allow_changes=True)
-    return {name: crates.files(path) for name, path in made.items()}
+@pytest.fixture(scope="session")
+def packed(programs):
+    """The files of each crate, by package name. All workers of pytest-xdist share the crates."""
+    folder = programs.once("crates", lambda folder: crates.pack(folder, build=False, allow_changes=True))
+    return {path.name.removesuffix(f"-{WORKSPACE}.crate"): crates.files(path) for path in folder.glob("*.crate")}
 
 
 def test_the_crates_are_those_that_the_release_has(packed):

@@ -63,6 +63,7 @@ def test_every_host_says_the_one_sentence_for_the_other_ways(jobs, way):
     hangs_in(jobs, way)
 
 
+@pytest.mark.lengthy
 def test_one_job_asked_in_every_way(jobs, tmp_path):
     """One job: with a secret, the stack of a rank of another host, a node that is stopped, several processes of
     srun, and copies in a folder."""
