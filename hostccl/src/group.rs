@@ -7,8 +7,10 @@
 //! calls by itself, while it holds no other turn, so no circle of waiting threads can arise.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::blame::Blame;
 use crate::call_name::Name;
@@ -21,12 +23,14 @@ use crate::machine;
 use crate::message::{Message, Side};
 use crate::operation::Operation;
 use crate::places::Place;
+use crate::poll::Poll;
 use crate::progress::{self, Lane};
 use crate::raw_record::RawRecord;
 use crate::recorder;
 use crate::remote_message::RemoteMessage;
 use crate::setup::{ChildInit, Init};
 use crate::thread;
+use crate::turn::Pass;
 use crate::types::*;
 
 /// One call of a group.
@@ -61,6 +65,92 @@ impl Task {
                 Some(_) => Ok(Task::Spanning(Box::new(Spanning::new(comm, call, ragged, name)?))),
             }
         }
+    }
+
+    /// The lane in which the call takes place. Calls with the same lane take place one after
+    /// another. `None` for a call that depends on no other one.
+    fn lane(&self) -> Option<(usize, Place, u64)> {
+        let (comm, place, name) = match self {
+            Task::Init(init) => init.lane().map(|(comm, name)| (comm, Place::Collectives, name))?,
+            Task::Child(child) => (child.parent(), Place::Collectives, child.name()?),
+            Task::Collective(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
+            Task::Spanning(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
+            Task::Message(message) => (message.communicator(), message.place(), *message.name()),
+            Task::Remote(message) => {
+                // These places only sort calls into lanes. Ranks of other hosts come after the
+                // seats of this one.
+                let (comm, peer) = (message.communicator(), message.communicator().nranks + message.peer());
+                let place = if matches!(message.side(), Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
+                (comm, place, *message.name())
+            }
+        };
+        Some((Arc::as_ptr(comm).addr(), place, name.tag))
+    }
+
+    /// Whether the call takes place in the thread that ends the group. The others take place in the
+    /// background.
+    fn blocks(&self) -> bool {
+        match self {
+            Task::Init(init) => init.blocking(),
+            Task::Child(child) => child.blocking(),
+            Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => true,
+        }
+    }
+
+    fn operation(&self) -> &dyn Operation {
+        match self {
+            Task::Init(init) => init,
+            Task::Child(child) => child,
+            Task::Collective(collective) => collective,
+            Task::Spanning(collective) => &**collective,
+            Task::Message(message) => message,
+            Task::Remote(message) => message,
+        }
+    }
+
+    fn operation_mut(&mut self) -> &mut dyn Operation {
+        match self {
+            Task::Init(init) => init,
+            Task::Child(child) => child,
+            Task::Collective(collective) => collective,
+            Task::Spanning(collective) => &mut **collective,
+            Task::Message(message) => message,
+            Task::Remote(message) => message,
+        }
+    }
+}
+
+impl Operation for Task {
+    fn poll(&mut self) -> Result<Poll> {
+        self.operation_mut().poll()
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        self.operation().comm()
+    }
+
+    fn connection(&self) -> Option<(RawFd, bool)> {
+        self.operation().connection()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.operation().timeout()
+    }
+
+    fn default_timeout(&self) -> Option<Duration> {
+        self.operation().default_timeout()
+    }
+
+    fn describe(&self) -> String {
+        self.operation().describe()
+    }
+
+    fn pass(&mut self) -> Option<&mut Pass> {
+        self.operation_mut().pass()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.operation_mut().end()
     }
 }
 
@@ -178,29 +268,39 @@ pub(crate) fn fail(error: Error) {
 /// Performs calls at once, or collects them inside a group. A call that cannot be made fails the
 /// group.
 pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclResult_t> {
-    let made = make();
-    let now = GROUP.with_borrow_mut(|group| match (group.depth, made) {
-        (0, made) => made.map(Some),
-        (_, Ok(tasks)) => {
-            group.tasks.extend(tasks);
-            Ok(None)
+    if !is_open() {
+        return perform(make()?);
+    }
+    match make() {
+        Ok(tasks) => tasks.into_iter().try_fold(ncclSuccess, |_, task| collect(Ok(task))),
+        Err(error) => collect(Err(error)),
+    }
+}
+
+/// Adds a call to the open group, or the error of one that cannot be made.
+#[inline(never)]
+fn collect(made: Result<Task>) -> Result<ncclResult_t> {
+    GROUP.with_borrow_mut(|group| match made {
+        Ok(task) => {
+            group.tasks.push(task);
+            Ok(ncclSuccess)
         }
-        (_, Err(error)) => {
+        Err(error) => {
             group.error.get_or_insert_with(|| error.clone());
             Err(error)
         }
-    })?;
-    now.map_or(Ok(ncclSuccess), perform)
+    })
 }
 
 /// Does what [`submit`] does for one collective or message. Outside a group (`is_queued` is
 /// `false`) it makes no lists and no lanes.
 #[inline]
 pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -> Result<ncclResult_t> {
+    let made = make();
     if is_queued {
-        return submit(|| Ok(vec![make()?]));
+        return collect(made);
     }
-    match make()? {
+    match made? {
         Task::Collective(mut collective) => progress::run(&mut collective)?,
         Task::Spanning(mut collective) => {
             // The clocks of two hosts are compared by the times of such calls.
@@ -219,22 +319,12 @@ pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -
 /// that shares its lane with a collective is performed here, because two threads may not be in one
 /// lane.
 fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
-    let lane_of = |task: &Task| match task {
-        Task::Child(child) => child.name().map(|name| (Arc::as_ptr(child.parent()).addr(), name.tag)),
-        Task::Collective(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
-        Task::Spanning(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
-        Task::Init(init) => init.lane().map(|(comm, name)| (Arc::as_ptr(comm).addr(), name.tag)),
-        Task::Message(_) | Task::Remote(_) => None,
-    };
-    let here = |task: &Task| match task {
-        Task::Init(init) => init.blocking(),
-        Task::Child(child) => child.blocking(),
-        Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => true,
-    };
-    let needed = tasks.len() > 1 && !tasks.iter().all(here);
-    let lanes_here: Vec<_> = tasks.iter().filter(|task| needed && here(task)).filter_map(lane_of).collect();
+    if tasks.iter().all(Task::blocks) {
+        return drive(tasks).map(|()| ncclSuccess);
+    }
+    let lanes_here: Vec<_> = tasks.iter().filter(|task| task.blocks()).filter_map(Task::lane).collect();
     let (tasks, mut background): (Vec<Task>, Vec<Task>) =
-        tasks.into_iter().partition(|task| here(task) || lane_of(task).is_some_and(|lane| lanes_here.contains(&lane)));
+        tasks.into_iter().partition(|task| task.blocks() || task.lane().is_some_and(|lane| lanes_here.contains(&lane)));
     let in_progress = !background.is_empty();
     if in_progress {
         for task in &mut background {
@@ -272,43 +362,18 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
 
 /// Sorts calls into lanes and drives the lanes to their ends.
 fn drive(tasks: Vec<Task>) -> Result<()> {
-    let tasks = deliver_to_self(tasks)?;
-    let mut lanes: Vec<Lane<'_>> = Vec::new();
-    let mut lane_of: HashMap<(usize, Place, u64), usize> = HashMap::new();
-    for task in tasks {
-        let place = match &task {
-            Task::Init(init) => init.lane().map(|(comm, name)| (comm, Place::Collectives, name)),
-            Task::Child(child) => child.name().map(|name| (child.parent(), Place::Collectives, name)),
-            Task::Collective(collective) => {
-                collective.comm().map(|comm| (comm, Place::Collectives, *collective.name()))
-            }
-            Task::Spanning(collective) => collective.comm().map(|comm| (comm, Place::Collectives, *collective.name())),
-            Task::Message(message) => Some((message.communicator(), message.place(), *message.name())),
-            Task::Remote(message) => {
-                // These places only sort calls into lanes. Ranks of other hosts come after the
-                // seats of this one.
-                let (comm, peer) = (message.communicator(), message.communicator().nranks + message.peer());
-                let place = if matches!(message.side(), Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
-                Some((comm, place, *message.name()))
-            }
-        };
-        let lane = match place {
-            None => lanes.len(),
-            Some((comm, place, name)) => {
-                *lane_of.entry((Arc::as_ptr(comm).addr(), place, name.tag)).or_insert(lanes.len())
-            }
-        };
-        if lane == lanes.len() {
-            lanes.push(Lane::new());
+    let mut tasks: Vec<Option<Task>> = tasks.into_iter().map(Some).collect();
+    deliver_to_self(&mut tasks)?;
+    let mut lanes: Vec<Lane<'_, Task>> = Vec::new();
+    let mut lane_of: BTreeMap<(usize, Place, u64), usize> = BTreeMap::new();
+    for slot in &mut tasks {
+        let Some(task) = slot.as_ref() else { continue };
+        let next = lanes.len();
+        let lane = task.lane().map_or(next, |lane| *lane_of.entry(lane).or_insert(next));
+        match lanes.get_mut(lane) {
+            Some(lane) => lane.push(slot),
+            None => lanes.push(Lane::new(slot)),
         }
-        lanes[lane].push_back(match task {
-            Task::Init(init) => Box::new(init),
-            Task::Child(child) => Box::new(child),
-            Task::Collective(collective) => Box::new(collective),
-            Task::Spanning(collective) => collective,
-            Task::Message(message) => Box::new(message),
-            Task::Remote(message) => Box::new(message),
-        });
     }
     progress::run_all(&mut lanes)
 }
@@ -318,32 +383,33 @@ fn is_to_self(message: &Message) -> bool {
     message.peer() == message.communicator().rank
 }
 
-/// Performs the messages of ranks to themselves, and returns the other tasks. The first send
+/// Performs the messages of ranks to themselves, and takes them out of the list. The first send
 /// belongs to the first receive, and so on.
-fn deliver_to_self(tasks: Vec<Task>) -> Result<Vec<Task>> {
-    let to_self = |task: &Task| matches!(task, Task::Message(message) if is_to_self(message));
-    if !tasks.iter().any(to_self) {
-        return Ok(tasks);
-    }
-    let (own, tasks): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(to_self);
-    let mut by_comm: HashMap<usize, (Vec<Message>, Vec<Message>)> = HashMap::new();
-    for task in own {
-        if let Task::Message(message) = task {
-            let (sends, receives) = by_comm.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
-            if matches!(message.side(), Side::Send(_)) { sends.push(message) } else { receives.push(message) }
+fn deliver_to_self(tasks: &mut [Option<Task>]) -> Result<()> {
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    for slot in tasks {
+        match slot.take_if(|task| matches!(task, Task::Message(message) if is_to_self(message))) {
+            Some(Task::Message(message)) if matches!(message.side(), Side::Send(_)) => sends.push(message),
+            Some(Task::Message(message)) => receives.push(message),
+            _ => {}
         }
     }
-    for (sends, receives) in by_comm.values() {
-        if sends.len() != receives.len() {
-            return Err(Error::usage(format!(
-                "{} sends of a rank to itself meet {} receives: both belong in one group",
-                sends.len(),
-                receives.len()
-            )));
-        }
-        for (send, receive) in sends.iter().zip(receives) {
-            send.deliver(receive)?;
-        }
+    // The sorts keep the order of the messages of one communicator.
+    let comm = |message: &Message| Arc::as_ptr(message.communicator()).addr();
+    sends.sort_by_key(comm);
+    receives.sort_by_key(comm);
+    if !sends.iter().map(comm).eq(receives.iter().map(comm)) {
+        let all = sends.iter().chain(&receives).map(comm);
+        let of = |list: &[Message], wanted| list.iter().filter(|message| comm(message) == wanted).count();
+        let counts =
+            all.map(|wanted| (of(&sends, wanted), of(&receives, wanted))).find(|(sends, receives)| sends != receives);
+        let (sends, receives) = counts.unwrap_or((sends.len(), receives.len()));
+        return Err(Error::usage(format!(
+            "this rank's messages to itself on one communicator do not match, {sends} sent and {receives} received: a send and its receive belong in one group"
+        )));
     }
-    Ok(tasks)
+    for (send, receive) in sends.iter().zip(&receives) {
+        send.deliver(receive)?;
+    }
+    Ok(())
 }

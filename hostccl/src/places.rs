@@ -17,7 +17,7 @@ use crate::call_name::NO_TAG;
 use crate::event::Event;
 
 /// A place at which calls take turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// The place of the collectives of all ranks.
     Collectives,

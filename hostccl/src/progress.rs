@@ -37,34 +37,78 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     }
 }
 
-/// Operations that take place one after another.
-pub(crate) type Lane<'a> = VecDeque<Box<dyn Operation + 'a>>;
+/// Operations that take place one after another. An operation stays where its owner keeps it, and
+/// is dropped there as soon as it has ended.
+pub(crate) struct Lane<'a, T> {
+    /// The operation that takes place now.
+    first: &'a mut Option<T>,
+    /// The operations that take place later, in their order.
+    rest: VecDeque<&'a mut Option<T>>,
+}
+
+impl<'a, T: Operation> Lane<'a, T> {
+    /// Returns a lane of one operation.
+    pub(crate) fn new(first: &'a mut Option<T>) -> Lane<'a, T> {
+        Lane { first, rest: VecDeque::new() }
+    }
+
+    /// Adds an operation at the end.
+    pub(crate) fn push(&mut self, operation: &'a mut Option<T>) {
+        self.rest.push_back(operation);
+    }
+
+    fn first(&self) -> Option<&T> {
+        self.first.as_ref()
+    }
+
+    /// Ends the turn of the first operation, which is done, or hands the turn to the next one.
+    fn end_first(&mut self) -> Result<()> {
+        let Some(done) = self.first.as_mut() else { return Ok(()) };
+        let next = self.rest.front_mut().and_then(|next| next.as_mut()).and_then(Operation::pass);
+        match next {
+            // The next operation has not begun, so its pass holds nothing.
+            Some(next) if done.pass().is_some() => {
+                std::mem::swap(done.pass().expect("it was there"), next);
+                Ok(())
+            }
+            _ => done.end(),
+        }
+    }
+
+    /// Drops the first operation. The next one becomes the first.
+    fn drop_first(&mut self) {
+        *self.first = None;
+        if let Some(next) = self.rest.pop_front() {
+            self.first = next;
+        }
+    }
+
+    /// Drops all operations, because one of them has failed.
+    fn clear(&mut self) {
+        while self.first.is_some() {
+            self.drop_first();
+        }
+    }
+}
 
 /// Drives all lanes to their ends. When an operation fails, its lane ends, and the other lanes
 /// continue, because their peers expect it. Returns the first failure.
-pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
+pub(crate) fn run_all<T: Operation>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
     let mut wait = Wait::default();
     let mut first = Ok(());
     loop {
         let mut blocked = Vec::with_capacity(lanes.len());
         lanes.retain_mut(|lane| {
-            while let Some(operation) = lane.front_mut() {
+            while let Some(operation) = lane.first.as_mut() {
                 let mut polled = operation.poll();
                 if polled == Ok(Poll::Done) {
-                    let mut first_two = lane.iter_mut();
-                    let passes =
-                        first_two.next().and_then(|it| it.pass()).zip(first_two.next().and_then(|it| it.pass()));
-                    match passes {
-                        // The next operation has not begun, so its pass holds nothing.
-                        Some((pass, next)) => std::mem::swap(pass, next),
-                        None => polled = lane[0].end().map(|()| Poll::Done),
-                    }
+                    polled = lane.end_first().map(|()| Poll::Done);
                 }
-                let operation = &lane[0];
+                let Some(operation) = lane.first() else { break };
                 match polled {
                     Ok(Poll::Done) => {
                         operation.comm().into_iter().for_each(|comm| wait.leave(comm));
-                        lane.pop_front();
+                        lane.drop_first();
                     }
                     Ok(Poll::Blocked { seen, blocker }) => {
                         blocked.push(Some((seen, blocker)));
@@ -79,6 +123,7 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
                         if first.is_ok() {
                             first = Err(error);
                         }
+                        lane.clear();
                         return false;
                     }
                 }
@@ -89,20 +134,20 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             return first;
         }
         let calls: Vec<_> =
-            lanes.iter().map(|lane| || lane.front().map_or_else(String::new, |it| it.describe())).collect();
+            lanes.iter().map(|lane| || lane.first().map_or_else(String::new, Operation::describe)).collect();
         let waiting: Vec<_> = lanes
             .iter()
             .zip(&blocked)
             .zip(&calls)
             .filter_map(|((lane, &blocked), call)| {
-                let (operation, (seen, blocker)) = (lane.front()?, blocked?);
+                let (operation, (seen, blocker)) = (lane.first()?, blocked?);
                 let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
                 Some(BlockedCall { comm: operation.comm()?, seen, blocker, timeout, default_timeout, call })
             })
             .collect();
         if blocked.contains(&None) {
             let outside = lanes.iter().zip(&blocked).filter(|(_, blocked)| blocked.is_none());
-            let connections = outside.filter_map(|(lane, _)| lane.front()?.connection());
+            let connections = outside.filter_map(|(lane, _)| lane.first()?.connection());
             let longest = if waiting.is_empty() { outside::SLICE } else { outside::MIXED_SLICE };
             outside::sleep(connections, longest);
             if waiting.is_empty() {
@@ -114,15 +159,19 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
         // communicator end here.
         if let Err(error) = wait.until_any_may_continue(&waiting) {
             let failed = lanes.iter().find_map(|lane| {
-                let operation = lane.front()?;
+                let operation = lane.first()?;
                 operation.comm()?.check().is_err().then(|| operation.describe())
             });
             let error = failed.iter().fold(wait.time(error), |error, call| error.within(call));
             if first.is_ok() {
                 first = Err(error);
             }
-            lanes.retain(|lane| {
-                lane.front().and_then(|operation| operation.comm()).is_some_and(|comm| comm.check().is_ok())
+            lanes.retain_mut(|lane| {
+                let goes_on = lane.first().and_then(Operation::comm).is_some_and(|comm| comm.check().is_ok());
+                if !goes_on {
+                    lane.clear();
+                }
+                goes_on
             });
         }
     }

@@ -84,6 +84,34 @@ fn messages_between_two_ranks_arrive_in_their_order() {
 }
 
 #[test]
+fn a_rank_gets_its_own_messages_on_the_communicator_where_it_sent_them() {
+    let [first, second] = [Comm::init_all(1), Comm::init_all(1)].map(|mut comms| comms.remove(0));
+    let mut got = [0; 4].map(|_: i32| vec![0; 2]);
+    group(|| {
+        let [one, two, three, four] = &mut got;
+        recv(&second, three, 0);
+        send(&first, &[1, 2], 0);
+        recv(&first, one, 0);
+        send(&second, &[5, 6], 0);
+        send(&first, &[3, 4], 0);
+        send(&second, &[7, 8], 0);
+        recv(&second, four, 0);
+        recv(&first, two, 0);
+    });
+    assert_eq!(got, [[1, 2], [3, 4], [5, 6], [7, 8]]);
+
+    // As many sends as receives, on different communicators.
+    // SAFETY: the group is ended below.
+    ok(unsafe { ncclGroupStart() });
+    send(&first, &[1, 2], 0);
+    recv(&second, &mut got[0], 0);
+    // SAFETY: the group has been started.
+    assert_eq!(unsafe { ncclGroupEnd() }, ncclInvalidUsage);
+    let expected = "messages to itself on one communicator do not match, 1 sent and 0 received";
+    assert!(last_error().contains(expected), "{}", last_error());
+}
+
+#[test]
 fn collectives_and_messages_mix_in_one_group() {
     ranks(3, |comm, rank| {
         let other = comm.split(0, -(rank as c_int)).unwrap();

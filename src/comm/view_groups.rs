@@ -32,6 +32,8 @@ impl View {
         }
         // The group may hold nothing of this mesh, so an end of the mesh is no error of the group.
         match groups::end(self.library()?) {
+            // Operations of the host engine are done when the group has ended.
+            Ok(_) if self.library()?.is_host_engine() => Ok(()),
             Ok(used) => wait_until_idle(self.root_comms(), &used),
             Err(Failed::NotBegun(error)) => {
                 // The end of the mesh on this thread has ended the group, too.
@@ -53,11 +55,8 @@ fn wait_until_idle(root: &RootComms, used: &[Used]) -> Result<()> {
     let wait = Wait::after(root.timeout());
     let ready = root.communicators().into_iter().filter(|communicator| communicator.state() == State::Ready);
     for communicator in used.iter().map(|one| Arc::clone(&one.communicator)).chain(ready) {
-        // Operations of the host engine are done when they return.
-        if !communicator.library().is_host_engine() {
-            let poll = || communicator.poll_here()?.map_err(|error| communicator.explain_as(error, true));
-            poll_until_done(&wait, || "dm_group_end".to_owned(), sleep, poll)?;
-        }
+        let poll = || communicator.poll_here()?.map_err(|error| communicator.explain_as(error, true));
+        poll_until_done(&wait, || "dm_group_end".to_owned(), sleep, poll)?;
     }
     Ok(())
 }
