@@ -4,17 +4,17 @@ in a fresh environment."""
 import fcntl
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from support import processes
+from support import pinned, processes
 from support.nccl import RECORDER, library
 from support.paths import LIBRARY, ROOT, TARGET, TOOL
 
@@ -58,19 +58,17 @@ def run(*command, cwd=PACKAGE, timeout=300, **variables):
 def python():
     """An interpreter with what the tests need, fetched once."""
     folder = TARGET / "python"
-    python, complete = folder / "bin/python", folder / "complete"
     with open(TARGET / "python.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not complete.exists() or complete.read_text() != "\n".join(PINNED):
-            shutil.rmtree(folder, ignore_errors=True)
-            made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
-            if made.returncode == 0:
-                made = subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", *PINNED],
-                                      capture_output=True, text=True, timeout=850)
-            if made.returncode != 0:
-                pytest.skip(f"no environment with {'; '.join(PINNED)} could be made: {(made.stdout + made.stderr).strip()[-300:]}")
-            complete.write_text("\n".join(PINNED))
-    return python
+        try:
+            # pip takes seconds to install itself, so the environment has none of its own.
+            if not (folder / "bin/python").exists():
+                processes.run(sys.executable, "-m", "venv", "--without-pip", folder)
+            packages = processes.run(folder / "bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+            pinned.install(Path(packages), *PINNED)
+        except AssertionError as failed:
+            pytest.skip(f"no environment with {'; '.join(PINNED)} could be made: {str(failed).strip()[-300:]}")
+    return folder / "bin/python"
 
 
 def count_of(pattern, output):

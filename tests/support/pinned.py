@@ -26,8 +26,11 @@ class Unavailable(unittest.SkipTest):
 
 
 def pip():
-    """A pip that can be used here: of a virtual environment under target/, else the
-    interpreter's own."""
+    """A pip that can be used here: the interpreter's own where it is that of a virtual environment,
+    as under tests/run.py; else that of a virtual environment under target/; else the interpreter's
+    own."""
+    if sys.prefix != sys.base_prefix:
+        return [sys.executable, "-m", "pip"]
     environment = TARGET / "venv"
     python = environment / "bin/python"
     with open(TARGET / "venv.lock", "w") as lock:
@@ -40,6 +43,17 @@ def pip():
                     raise Unavailable("neither venv nor pip works here (Debian: apt-get install python3-venv)")
                 return [sys.executable, "-m", "pip"]
     return [str(python), "-m", "pip"]
+
+
+def install(folder, *pins):
+    """Installs pinned packages into a folder for modules, unless it has them already. Only one
+    process may do so at a time."""
+    complete = folder / "complete"
+    if complete.exists() and complete.read_text() == "\n".join(pins):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    run(*pip(), "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--target", folder, *pins, timeout=850)
+    complete.write_text("\n".join(pins))
 
 
 def wheels(pins, wanted):
@@ -79,20 +93,16 @@ def cuda_headers():
 
 
 def cmake():
-    """A cmake: the machine's, else a pinned one of the virtual environment, so that nothing
-    outside target/ changes."""
+    """A cmake: the machine's, else a pinned one under target/, so that nothing outside target/
+    changes."""
     found = shutil.which("cmake")
     if found:
         return found
-    own = TARGET / "venv/bin/cmake"
+    folder = TARGET / "cmake"
     with open(TARGET / "cmake.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not own.exists():
-            command = [*pip(), "install", "--quiet", CMAKE_WHEEL]
-            if not command[0].startswith(str(TARGET)):
-                raise Unavailable("no cmake, and no virtual environment to install it into")
-            run(*command, timeout=600)
-    return str(own)
+        install(folder, CMAKE_WHEEL)
+    return str(folder / "cmake/data/bin/cmake")
 
 
 def ucx_of_wheel():
