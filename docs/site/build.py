@@ -58,8 +58,8 @@ def site_python():
 
 def doxygen(folder):
     """The public headers as doxygen reads them, as XML."""
-    run(sys.executable, "docs/reference/build.py", folder, stdout=subprocess.DEVNULL)
-    return folder / "xml"
+    run(sys.executable, "docs/reference/build.py", folder, "--xml", stdout=subprocess.DEVNULL)
+    return folder
 
 
 def rustdoc():
@@ -97,7 +97,7 @@ def main():
     run(python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", HERE, "-d", out / "doctrees", out / "source", out / "html",
         env=environment)
     if not options.without_rust:
-        shutil.copytree(words[-1], out / "html/rust", ignore=shutil.ignore_patterns("c", "src", ".lock", "*.txt"))
+        shutil.copytree(words[-1], out / "html/rust", ignore=shutil.ignore_patterns("c", ".lock"))
     if loads := foreign(out / "html"):
         sys.exit("these would be loaded from other hosts:\n" + "\n".join(loads))
     size = sum(path.stat().st_size for path in (out / "html").rglob("*") if path.is_file())

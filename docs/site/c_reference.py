@@ -229,16 +229,18 @@ def pages(folder):
             out[f"reference/{page}.md"] = "\n".join(text) + "\n"
             continue
         rows, below = [], []
+        head = f"[the head of the header](../{page}.md#what-holds-for-all-of-it)"
         for node in groups:
             name = f"{page}/{re.sub(r'[^a-z0-9]+', '-', title_of(node).lower()).strip('-')}"
+            lines = [text.replace("the head of this file", head) for text in group_lines(doxygen, node, writer)]
             if f"reference/{name}.md" in out:  # a heading that stands twice in the header
-                out[f"reference/{name}.md"] += "\n".join(group_lines(doxygen, node, writer)) + "\n"
+                out[f"reference/{name}.md"] += "\n".join(lines) + "\n"
                 continue
             listed = names(node, doxygen)
             shown = ", ".join(code(one) for one in listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
             rows.append(f"| [{title_of(node)}]({name}.md) | {shown} |")
-            below.append(name)
-            out[f"reference/{name}.md"] = "\n".join([f"# {title_of(node)}", "", *group_lines(doxygen, node, writer)]) + "\n"
+            below.append(f"{title_of(node)} <{name}>")
+            out[f"reference/{name}.md"] = "\n".join([f"# {title_of(node)} ({title.partition(':')[0]})", "", *lines]) + "\n"
         table = ["## Contents", "", "| part | what is in it |", "|---|---|", *rows, ""]
         contents = ["```{toctree}", ":hidden:", "", *below, "```", ""]
         # The contents stand before the long comment of the file.

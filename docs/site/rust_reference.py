@@ -21,11 +21,11 @@ def words(markup):
 
 
 def sentence(docblock):
-    """The first sentence of a piece of rustdoc's documentation."""
+    """A colon and the first sentence of a piece of rustdoc's documentation."""
     paragraph = re.search(r"<p>(.*?)</p>", docblock or "", re.S)
     text = words(paragraph[1]) if paragraph else ""
     first = re.match(r"(.+?\.)(?: [A-Z]|$)", text)
-    return first[1] if first else text
+    return f": {first[1] if first else text}" if text else ""
 
 
 def link(target, text):
@@ -47,11 +47,11 @@ def item(folder, crate, kind, name, page):
     text = (folder / crate / page).read_text()
     own = re.split(r'id="(?:trait-implementations|synthetic-implementations|foreign-impls)"', text)[0]
     top = re.search(r'<details class="toggle top-doc" open>.*?<div class="docblock">(.*?)</div></details>', own, re.S)
-    lines = [f"- {kind} {link(f'{crate}/{page}', name)}: {sentence(top and top[1])}"]
+    lines = [f"- {kind} {link(f'{crate}/{page}', name)}{sentence(top and top[1])}"]
     methods = re.findall(r'<section id="((?:ty)?method\.[\w-]+)" class="method">.*?<h4 class="code-header">.*?</h4></section>'
                          r'(?:</summary><div class="docblock">(.*?)</div>)?', own, re.S)
     for anchor, doc in methods:
-        lines.append(f"  - {link(f'{crate}/{page}#{anchor}', anchor.partition('.')[2])}: {sentence(doc)}")
+        lines.append(f"  - {link(f'{crate}/{page}#{anchor}', anchor.partition('.')[2])}{sentence(doc)}")
     return lines
 
 

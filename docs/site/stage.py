@@ -22,7 +22,7 @@ import sequence
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs/README.md"
 LANDING = "index.md"
-CODE = r"^(?P<fence>```|~~~)(?P<language>\w*)\n(?P<code>.*?)^(?P=fence)$|`[^`\n]*`"
+CODE = r"^(?P<fence>```|~~~)(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=fence)$|`(?:[^`\n]|\n(?!\n))*`"
 LINK = r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\(<?(?P<target>[^)<>\s]+)>?(?:\s+\"[^\"]*\")?\)"
 PARTS = re.compile(f"{CODE}|{LINK}", re.M | re.S)
 # A text of a link that is a file's or a folder's name.
@@ -58,14 +58,15 @@ def sections(text):
 
 
 def first_cells(body):
-    """The targets of the links in the first column of a page's tables, in their order."""
+    """(text, target) of the links in the first column of a page's tables, in their order."""
     cells = re.findall(r"^\|([^|]*)\|", re.sub(CODE, "", body, flags=re.M | re.S), re.M)
-    return [found["target"].partition("#")[0] for cell in cells for found in re.finditer(LINK, cell)]
+    return [(found["text"], found["target"].partition("#")[0]) for cell in cells for found in re.finditer(LINK, cell)]
 
 
-def contents(paths, caption=""):
-    """A table of contents, which only the site's navigation shows."""
-    return "\n".join(["", "```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *paths, "```", ""])
+def contents(listed):
+    """A table of contents, which only the site's navigation shows: page -> its name there, or "" for its title."""
+    entries = [f"{name} </{page}>" if name else f"/{page}" for page, name in listed.items()]
+    return "\n".join(["", "```{toctree}", ":hidden:", "", *entries, "```", ""])
 
 
 class Site:
@@ -157,33 +158,37 @@ class Site:
 
         return PARTS.sub(part, text)
 
+    def listed(self, index, body, placed):
+        """page -> name of the pages in the tables of an index, without those that stand elsewhere."""
+        found = {}
+        for words, target in first_cells(body):
+            page = self.want((index.parent / target).resolve())
+            if page and page not in placed and page != LANDING:
+                found.setdefault(page, "" if PATH.fullmatch(words) else words)
+        return found
+
     def stage(self):
-        """Writes everything."""
-        lists, placed = {}, set()
-        # The pages of an index in a folder stand under this index, and nowhere else in the contents.
-        for name in ("docs/guide/README.md", "bindings/README.md"):
-            path = ROOT / name
-            listed = dict.fromkeys(self.want((path.parent / target).resolve()) for target in first_cells(path.read_text()))
-            lists[name] = [page for page in listed if page and page not in placed and page not in (name, LANDING)]
-            placed |= set(lists[name])
-        tops = []
+        """Writes everything, and gives the pages of the contents."""
+        # The pages of the guide stand under its index, and nowhere else in the contents.
+        guide, tops = ROOT / "docs/guide/README.md", {}
+        below = self.listed(guide, guide.read_text(), set())
+        placed = set(below)
         for title, body in sections(INDEX.read_text()):
-            listed = dict.fromkeys(self.want((INDEX.parent / target).resolve()) for target in first_cells(body))
-            pages = [page for page in listed if page and page not in placed and page != LANDING]
+            pages = self.listed(INDEX, body, placed)
             placed |= set(pages)
             if title in WITHOUT_PAGE:
-                tops += pages
+                tops.update(pages)
                 continue
             name = self.sections[slug(title)]
-            tops.append(name)
-            self.write(name, f"# {title}\n{self.linked(name, body, INDEX.parent)}" + contents([f"/{page}" for page in pages]))
-        self.write(LANDING, self.landing() + contents([f"/{page}" for page in tops]))
+            tops[name] = ""
+            self.write(name, f"# {title}\n{self.linked(name, body, INDEX.parent)}" + contents(pages))
+        self.write(LANDING, self.landing() + contents(tops))
         while self.waiting:
             path = self.waiting.pop()
             name = path.relative_to(ROOT).as_posix()
             orphan = "" if name in placed else "---\norphan: true\n---\n"
-            below = contents([f"/{page}" for page in lists[name]]) if name in lists else ""
-            self.write(name, orphan + self.linked(name, path.read_text(), path.parent) + below)
+            text = self.linked(name, path.read_text(), path.parent)
+            self.write(name, orphan + text + (contents(below) if path == guide else ""))
         self.examples()
         for name, page in self.files.items():
             self.source(name, page)
