@@ -9,6 +9,8 @@ import ast
 import json
 import re
 import sys
+from html import unescape
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
@@ -103,6 +105,21 @@ def test_unknown_lines_of_a_diagram_are_refused():
         sequence.svg("sequenceDiagram\nparticipant A as a\nloop every minute", "a loop")
 
 
+def dead_links(html):
+    """The links of the site's own pages that lead to no file or to no place in it."""
+    places, dead = {}, []
+    for path in sorted(html.rglob("*.html")):
+        if path.relative_to(html).parts[0] == "rust":
+            continue
+        for target, anchor in set(re.findall(r'href="([^"#?:]*)(?:#([^"]*))?"', path.read_text())):
+            place = (path.parent / unquote(target)).resolve() if target else path
+            if place not in places and place.is_file() and place.suffix == ".html":
+                places[place] = set(re.findall(r'\bid="([^"]+)"', place.read_text()))
+            if not place.is_file() or anchor and place.suffix == ".html" and unescape(unquote(anchor)) not in map(unescape, places[place]):
+                dead.append(f"{path.relative_to(html)}: {target}#{anchor}")
+    return dead
+
+
 @pytest.mark.long
 @pytest.mark.lengthy
 @pytest.mark.timeout(1200)
@@ -125,3 +142,4 @@ def test_whole_site(tmp_path):
         assert word in terms, f"the search does not find {word}"
     assert (html / "rust/devicemesh/comm/struct.View.html").exists()
     assert not (html / "_downloads").exists(), "a page leads to a file that has no page"
+    assert dead_links(html) == []

@@ -46,8 +46,9 @@ def site_python():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists() or complete.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
-            pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary=:all:"]
-            for command in ([sys.executable, "-m", "venv", folder], [*pip, "-r", HERE / "requirements.txt"]):
+            pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            pins = ["--require-hashes", "--only-binary=:all:", "-r", HERE / "requirements.txt"]
+            for command in ([sys.executable, "-m", "venv", folder], [*pip, *pins]):
                 done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
                 if done.returncode != 0:
                     print(f"no Sphinx: docs/site/requirements.txt cannot be installed ({(done.stderr or done.stdout).strip()[-300:]})")
@@ -100,8 +101,9 @@ def main():
         shutil.copytree(words[-1], out / "html/rust", ignore=shutil.ignore_patterns("c", ".lock"))
     if loads := foreign(out / "html"):
         sys.exit("these would be loaded from other hosts:\n" + "\n".join(loads))
-    size = sum(path.stat().st_size for path in (out / "html").rglob("*") if path.is_file())
-    print(f"{out / 'html/index.html'}: {len(list((out / 'html').rglob('*.html')))} pages, {size / 1e6:.1f} MB, {time.monotonic() - began:.0f} s")
+    files = [path for path in (out / "html").rglob("*") if path.is_file()]
+    count, size = sum(path.suffix == ".html" for path in files), sum(path.stat().st_size for path in files)
+    print(f"{out / 'html/index.html'}: {count} pages, {size / 1e6:.1f} MB, {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ HEADERS = {  # the file's name -> (page, prefix of its groups, language, title)
     "devicemesh.hpp": ("cpp", "cpp_", "cpp", "C++: devicemesh.hpp"),
     "hostccl.h": ("hostccl", "hostccl_", "c", "C: hostccl.h"),
 }
-COMPOUNDS = ("innerclass", "innernamespace")
-
 
 class Doxygen:
     """The compounds (groups, structs, classes, files) that doxygen has written, by identifier."""
@@ -41,8 +39,8 @@ class Doxygen:
 
     def groups(self, prefix):
         """The groups of a header, in the order of the header."""
-        found = [node for node in self.compounds.values() if node.get("kind") == "group" and node.findtext("compoundname").startswith(prefix)]
-        return sorted(found, key=self.begin)
+        groups = [node for node in self.compounds.values() if node.get("kind") == "group"]
+        return sorted((node for node in groups if node.findtext("compoundname").startswith(prefix)), key=self.begin)
 
     def home(self, compound):
         """The group in which a struct or class is defined. A group before may declare it."""
@@ -135,7 +133,8 @@ class Writer:
             if section.get("kind").startswith(("private", "protected")):
                 continue
             if section.findtext("header"):
-                body += ["", f":::{{rubric}} {section.findtext('header')}", ":::", "", *paragraphs(section.find("description"), self.language)]
+                body += ["", f":::{{rubric}} {section.findtext('header')}", ":::", ""]
+                body += paragraphs(section.find("description"), self.language)
             for member in section.findall("memberdef"):
                 if member.get("prot", "public") == "public" and (member.get("kind") != "friend"):
                     body += ["", *self.member(member, 1)]
@@ -179,23 +178,26 @@ def head_of(node, scope):
     return f"{template(node)}{before}{words}{' ' if words else ''}{scope}{name}{arguments}"
 
 
-def names(node, doxygen):
-    """The names of what a group declares, as code."""
-    listed = [member.findtext("name") for member in node.iter("memberdef")]
-    listed += [inner.text for kind in COMPOUNDS for inner in node.findall(kind)]
-    return list(dict.fromkeys(listed))
-
-
-def group_lines(doxygen, node, writer):
-    """What a group has: its description, and its declarations in the order of the header."""
-    out = [*paragraphs(node.find("detaileddescription"), writer.language), ""]
+def declarations(doxygen, node):
+    """What a group declares, in the order of the header."""
     structs = {compound.findtext("compoundname"): compound for inner in node.findall("innerclass")
                if (compound := doxygen.compounds[inner.get("refid")]) is not None and doxygen.home(compound) is node}
     # The typedef of a C struct says nothing that the struct does not say.
-    declared = [(line(member), member) for section in node.findall("sectiondef") for member in section.findall("memberdef")
-                if not (member.get("kind") == "typedef" and member.findtext("name") in structs)]
-    declared += [(line(compound), compound) for compound in structs.values()]
-    for _, one in sorted(declared, key=lambda one: one[0]):
+    members = [member for section in node.findall("sectiondef") for member in section.findall("memberdef")
+               if not (member.get("kind") == "typedef" and member.findtext("name") in structs)]
+    return sorted([*members, *structs.values()], key=line)
+
+
+def names(doxygen, node):
+    """The names of what a group declares, as code: eight of them, and the number of the others."""
+    listed = list(dict.fromkeys(one.findtext("name") or one.findtext("compoundname") for one in declarations(doxygen, node)))
+    return ", ".join(map(code, listed[:8])) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def group_lines(doxygen, node, writer):
+    """What a group has: its description and its declarations."""
+    out = [*paragraphs(node.find("detaileddescription"), writer.language), ""]
+    for one in declarations(doxygen, node):
         if one.tag == "compounddef":
             out += writer.compound(one)
         else:
@@ -213,37 +215,36 @@ def title_of(node):
     return node.findtext("title").partition(": ")[2]
 
 
+def group_pages(doxygen, groups, page, writer):
+    """(pages, rows of the table of contents, entries of the navigation) of the groups of a header."""
+    out, rows, entries = {}, [], []
+    language = {"c": "C", "cpp": "C++"}[writer.language]
+    head = f"[the head of the header](../{page}.md#what-holds-for-all-of-it)"
+    for node in groups:
+        title = title_of(node)
+        name = f"{page}/{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}"
+        lines = [one.replace("the head of this file", head) for one in group_lines(doxygen, node, writer)]
+        rows.append(f"| [{title}]({name}.md) | {names(doxygen, node)} |")
+        entries.append(f"{title} <{name}>")
+        out[f"reference/{name}.md"] = "\n".join([f"# {title} ({language})", "", *lines]) + "\n"
+    return out, rows, entries
+
+
 def pages(folder):
     """path -> text of the pages of all headers."""
     doxygen, out, taken = Doxygen(Path(folder)), {}, set()
     for header, (page, prefix, language, title) in HEADERS.items():
-        writer = Writer(language, taken)
-        groups = doxygen.groups(prefix)
+        writer, groups = Writer(language, taken), doxygen.groups(prefix)
         if not groups:
             raise LookupError(f"doxygen found no groups in {header}")
-        file = doxygen.file(header)
-        text = [f"# {title}", "", *description(file, language), ""]
+        about = description(doxygen.file(header), language)
         if page == "hostccl":
-            for node in groups:
-                text += [f"## {title_of(node)}", "", *group_lines(doxygen, node, writer)]
-            out[f"reference/{page}.md"] = "\n".join(text) + "\n"
-            continue
-        rows, below = [], []
-        head = f"[the head of the header](../{page}.md#what-holds-for-all-of-it)"
-        for node in groups:
-            name = f"{page}/{re.sub(r'[^a-z0-9]+', '-', title_of(node).lower()).strip('-')}"
-            lines = [text.replace("the head of this file", head) for text in group_lines(doxygen, node, writer)]
-            if f"reference/{name}.md" in out:  # a heading that stands twice in the header
-                out[f"reference/{name}.md"] += "\n".join(lines) + "\n"
-                continue
-            listed = names(node, doxygen)
-            shown = ", ".join(code(one) for one in listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
-            rows.append(f"| [{title_of(node)}]({name}.md) | {shown} |")
-            below.append(f"{title_of(node)} <{name}>")
-            out[f"reference/{name}.md"] = "\n".join([f"# {title_of(node)} ({title.partition(':')[0]})", "", *lines]) + "\n"
-        table = ["## Contents", "", "| part | what is in it |", "|---|---|", *rows, ""]
-        contents = ["```{toctree}", ":hidden:", "", *below, "```", ""]
-        # The contents stand before the long comment of the file.
-        out[f"reference/{page}.md"] = "\n".join([*text[:2], *table, "## What holds for all of it", "", *text[2:], *contents]) + "\n"
+            body = [about, *([f"## {title_of(node)}", "", *group_lines(doxygen, node, writer)] for node in groups)]
+        else:
+            made, rows, entries = group_pages(doxygen, groups, page, writer)
+            out.update(made)
+            # The contents stand before the long comment of the file.
+            body = [["## Contents", "", "| part | what is in it |", "|---|---|", *rows], ["## What holds for all of it"], about,
+                    ["```{toctree}", ":hidden:", "", *entries, "```"]]
+        out[f"reference/{page}.md"] = "\n".join([f"# {title}", *(text for part in body for text in ("", *part))]) + "\n"
     return out
-

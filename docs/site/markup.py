@@ -5,7 +5,8 @@ A name that doxygen knows becomes code. The site's extension names.py leads from
 import re
 
 BLOCKS = {"itemizedlist", "orderedlist", "parameterlist", "simplesect", "programlisting", "verbatim", "preformatted", "table", "heading"}
-SIGNS = {"ndash": "-", "mdash": "-", "linebreak": "\n", "nonbreakablespace": " ", "sp": " ", "lsquo": "'", "rsquo": "'", "ldquo": '"', "rdquo": '"'}
+SIGNS = {"ndash": "-", "mdash": "-", "linebreak": "\n", "nonbreakablespace": " ", "sp": " ", "lsquo": "'",
+          "rsquo": "'", "ldquo": '"', "rdquo": '"'}
 
 
 def plain(node):

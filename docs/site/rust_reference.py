@@ -9,8 +9,9 @@ import re
 KINDS = {"struct": "struct", "enum": "enum", "trait": "trait", "fn": "function", "type": "type", "macro": "macro", "constant": "constant"}
 HEAD = """# Rust
 
-The documentation of the crates, as rustdoc makes it, is part of this site: {crates}. [From Rust](../docs/rust.md) shows how a Rust program meets other crates. This page lists every item, so
-that the search of the site finds it.
+The documentation of the crates, as rustdoc makes it, is part of this site: {crates}.
+[From Rust](../docs/rust.md) shows how a Rust program meets other crates. This page lists every item,
+so that the search of the site finds it.
 """
 
 
