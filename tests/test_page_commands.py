@@ -4,7 +4,8 @@ lack. A command that WAYS does not know is a failure, so a command that is added
 line here. (README.md has tests/test_readme.py, and docs/tutorial.md tests/test_tutorial.py. The
 pages in WITH_OUTPUTS have tests that run the commands of console blocks and compare the outputs.)
 
-Takes 12 s, because `devicemesh check` measures a mesh of eight ranks."""
+The commands of docs/check.md take 18 s, because they measure a mesh of eight ranks. `make test` leaves
+them out: tests/test_check.py runs them with fewer sizes."""
 
 import os
 import re
@@ -95,8 +96,13 @@ def test_other_tests_are_there():
             assert (ROOT / name).exists(), how
 
 
-@pytest.mark.lengthy
-@pytest.mark.parametrize("page", sorted({page for page, _, how in WAYS if how == RUN}))
+def executed():
+    """The pages whose commands run here."""
+    for page in sorted({page for page, _, how in WAYS if how == RUN}):
+        yield pytest.param(page, marks=[pytest.mark.long, pytest.mark.lengthy] if page == "docs/check.md" else [])
+
+
+@pytest.mark.parametrize("page", executed())
 def test_commands(page, tmp_path):
     """The page's commands one after another in a folder with a program `train`."""
     (tmp_path / "train").write_text("#!/bin/sh\ntest -n \"$RANK\"\n")

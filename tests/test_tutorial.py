@@ -1,6 +1,6 @@
 """docs/tutorial.md: every command is executed in the order of the page, with the programs that the
 page has the reader save, and prints what the page quotes (tests/tutorial_page.py writes the outputs
-anew). Takes 10 s, because five programs are compiled."""
+anew). Takes 6 s, because five programs are compiled."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tool_page import blocks, commands
 from tutorial_page import PAGE, printed, programs
 
 # The page's first command is cargo's, which may have to wait for another cargo.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.lengthy]
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_commands_and_outputs(tmp_path):
