@@ -59,7 +59,11 @@ def site_python():
 
 def doxygen(folder):
     """The public headers as doxygen reads them, as XML."""
-    run(sys.executable, "docs/reference/build.py", folder, "--xml", stdout=subprocess.DEVNULL)
+    command = [sys.executable, str(ROOT / "docs/reference/build.py"), str(folder), "--xml"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        print(done.stdout, end="")
+        sys.exit(done.returncode)
     return folder
 
 

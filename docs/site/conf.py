@@ -13,6 +13,9 @@ version = release = os.environ["DM_VERSION"]
 html_title = f"libdevicemesh {version}"
 html_last_updated_fmt = None
 html_copy_source = False
+# The search takes the place of an index, which would be one page of 3,000 names.
+html_use_index = False
+html_domain_indices = False
 html_show_sphinx = False
 html_show_copyright = False
 
@@ -22,15 +25,11 @@ myst_enable_extensions = ["attrs_inline", "attrs_block", "colon_fence", "fieldli
 myst_heading_anchors = 6
 smartquotes = False
 highlight_language = "text"
-exclude_patterns = []
 
 # A link that leads nowhere is a warning, and build.py makes warnings errors. Types of the standard
 # library and of other projects have no page here.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*"), ("c:identifier", ".*"), ("cpp:identifier", ".*")]
-# A C struct and its typedef have one name, and so have overloaded functions.
-suppress_warnings = []
-
 maximum_signature_line_length = 90
 add_module_names = False
 python_display_short_literal_types = True
