@@ -76,9 +76,9 @@ class Site:
         self.folder = folder
         # The pages of the generators: path -> text.
         self.generated = generated
-        # Pages of the repository that are part of the site, and files that pages show.
-        self.pages, self.files = {}, {}
-        self.waiting = []
+        # The pages of the repository that are part of the site, those of them that are not written yet, and
+        # the files of the source that have a page.
+        self.pages, self.waiting, self.files = set(), [], set()
         # The anchor of a section of docs/README.md -> the page that it has become.
         self.sections = {slug(title): f"docs/{slug(title)}.md" for title, _ in sections(INDEX.read_text()) if title not in WITHOUT_PAGE}
 
@@ -91,10 +91,10 @@ class Site:
             return self.want(path / "README.md") if (path / "README.md").exists() else None
         if path.suffix == ".md":
             if name not in self.pages:
-                self.pages[name] = None
+                self.pages.add(name)
                 self.waiting.append(path)
             return name
-        self.files[name] = f"{name}.md"
+        self.files.add(name)
         return f"{name}.md"
 
     def write(self, name, text):
@@ -190,8 +190,8 @@ class Site:
             text = self.linked(name, path.read_text(), path.parent)
             self.write(name, orphan + text + (contents(below) if path == guide else ""))
         self.examples()
-        for name, page in self.files.items():
-            self.source(name, page)
+        for name in self.files:
+            self.source(name)
         for name, text in self.generated.items():
             self.write(name, text)
         return placed
@@ -224,13 +224,13 @@ class Site:
         table = "\n".join(["| program | what it does |", "|---|---|", *rows])
         self.write("examples/index.md", f"---\norphan: true\n---\n# Examples\n\n{table}\n")
 
-    def source(self, name, page):
-        """The page of a file of the source."""
+    def source(self, name):
+        """Writes the page of a file of the source."""
         path = ROOT / name
         language = LANGUAGES.get(path.suffix, "text")
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, self.folder / name)
-        self.write(page, f"---\norphan: true\n---\n# {name}\n\n```{{literalinclude}} {path.name}\n:language: {language}\n```\n")
+        self.write(f"{name}.md", f"---\norphan: true\n---\n# {name}\n\n```{{literalinclude}} {path.name}\n:language: {language}\n```\n")
 
 
 def packages():
