@@ -1,7 +1,7 @@
 """The site of `make site`: every page of docs/ is in its contents, its links lead to pages and
 headings that are there, and the references name everything that the bindings export.
 
-The whole build, which fetches Sphinx once, takes 90 s: it makes every page, rustdoc's and doxygen's
+The whole build, which fetches Sphinx once, takes a minute: it makes every page, rustdoc's and doxygen's
 too, with warnings as errors. `make test` does without it, because the other tests find a page that is
 missing and a link that leads nowhere."""
 
@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from support.browser import chromium, measured
 from support.paths import ROOT
 from support.processes import run
 from test_links import anchors
@@ -120,17 +121,25 @@ def dead_links(html):
     return dead
 
 
-@pytest.mark.long
-@pytest.mark.lengthy
-@pytest.mark.timeout(1200)
-def test_whole_site(tmp_path):
-    done = run(sys.executable, "docs/site/build.py", "--out", tmp_path, code=None, timeout=1100, merged=True)
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The folder with the made site."""
+    out = tmp_path_factory.mktemp("whole")
+    done = run(sys.executable, "docs/site/build.py", "--out", out, code=None, timeout=1100, merged=True)
     if done.returncode == 77:
         pytest.skip(done.stdout.strip().splitlines()[-1])
     assert done.returncode == 0, done.stdout
-    html = tmp_path / "html"
-    declared = {name for names in C_NAMES.findall(re.sub(r"/\*.*?\*/", "", (ROOT / "include/devicemesh.h").read_text(), flags=re.S))
-                for name in names if name}
+    return out / "html"
+
+
+# One worker of pytest-xdist makes the site for both tests.
+@pytest.mark.long
+@pytest.mark.lengthy
+@pytest.mark.timeout(1200)
+@pytest.mark.xdist_group("site")
+def test_whole_site(html):
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "include/devicemesh.h").read_text(), flags=re.S)
+    declared = {name for names in C_NAMES.findall(header) for name in names if name}
     there = set(re.findall(r' id="c\.(\w+)"', "".join(path.read_text() for path in (html / "reference/c").glob("*.html"))))
     assert len(declared) > 50 and declared <= there, f"not in the reference: {sorted(declared - there)}"
     # A name in a sentence leads to its place.
@@ -143,3 +152,22 @@ def test_whole_site(tmp_path):
     assert (html / "rust/devicemesh/comm/struct.View.html").exists()
     assert not (html / "_downloads").exists(), "a page leads to a file that has no page"
     assert dead_links(html) == []
+
+
+@pytest.mark.long
+@pytest.mark.lengthy
+@pytest.mark.timeout(1200)
+@pytest.mark.xdist_group("site")
+def test_in_a_browser(html):
+    """The first screen has the two lines and the picture, on a desk and on a phone. On a phone's width
+    no page is wider than the screen, apart from code and tables, which scroll by themselves."""
+    if not chromium():
+        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
+    pages = [path.relative_to(html).as_posix() for path in sorted(html.rglob("*.html")) if "rust" not in path.relative_to(html).parts]
+    wanted = [("index.html", 1280, 800), *((page, 390, 844) for page in pages)]
+    told = measured(html, wanted)
+    for width, height in ((1280, 800), (390, 844)):
+        edges = told["index.html", width]
+        assert edges["code"] and edges["picture"] and max(edges["code"], edges["picture"]) < height, edges
+    wide = {page: edges["right"] for (page, width), edges in told.items() if width == 390 and edges["right"] > 391}
+    assert len(told) == len(wanted) and not wide, f"wider than 390 pixels: {wide}"
