@@ -26,6 +26,7 @@ help:
 	@echo "make test-all  every test"
 	@echo "make check     formatting, lints, documentation, drift of the header, imports"
 	@echo "make dist      everything that a release consists of, in target/dist"
+	@echo "make site      the pages and references as one searchable site, in target/site/html"
 	@echo "make install   the library, headers and tool into PREFIX (/usr/local)"
 	@echo "CONTRIBUTING.md has the others: benchmarks, sanitizers, fuzzing, bindings, pages."
 
@@ -228,6 +229,11 @@ docs:
 	@echo $(CURDIR)/target/doc/devicemesh/index.html
 	@$(PYTHON) docs/reference/build.py
 
+# The pages and the references of all languages as one searchable site, in target/site/html. Sphinx
+# and doxygen are fetched once, pinned; then nothing of the network is needed. A warning is an error.
+site:
+	@$(PYTHON) docs/site/build.py $(ARGS)
+
 header:
 	UPDATE_HEADER=1 $(CARGO) test --package devicemesh-header --quiet
 
@@ -269,6 +275,6 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax interop check \
+.PHONY: help build docs site guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax interop check \
 	header examples fuzz clean bench-store bench-mesh bench-recorder instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
 	install uninstall abi-record gates fuzz-all deny bare-root bare-dist dist crates release

@@ -7,6 +7,7 @@
   devicemesh-VERSION-py3-none-....whl         library, tool and Python package, for each machine
   devicemesh_jax-VERSION-py3-none-....whl     the handlers for JAX, for each machine
   libdevicemesh..._VERSION_ARCH.deb           Debian packages, for each machine (deb.py)
+  devicemesh-VERSION-site.tar.gz              the pages and references as a site (docs/site/build.py)
   devicemesh-VERSION.cdx.json                 which crates the release contains (CycloneDX, sbom.py)
   SHA256SUMS
 
@@ -18,7 +19,7 @@ compiler give equal bytes: times are those of the commit, and no file has a path
 It needs cargo, and for another machine than this one that machine's Rust target and compilers
 (rustup target add aarch64-unknown-linux-gnu; Debian: g++-aarch64-linux-gnu). The static tool needs
 the target x86_64-unknown-linux-musl. deb.py says what the Debian packages need, and the handlers for
-JAX need pip."""
+JAX and the site need pip."""
 
 import argparse
 import gzip
@@ -43,7 +44,7 @@ sys.path.insert(0, str(ROOT / "bindings/python"))
 import build_wheel  # noqa: E402
 
 WORK = ROOT / "target/dist/work"
-PARTS = ["sources", "trees", "musl", "wheels", "jax", "debs", "sbom"]
+PARTS = ["sources", "trees", "musl", "wheels", "jax", "debs", "site", "sbom"]
 
 
 def output(*command, **options):
@@ -129,6 +130,15 @@ def jax_wheel(out, machine):
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT / "bindings/jax", env=environment)
 
 
+def site(out, version, time):
+    """The site, whose tools are fetched once."""
+    run(sys.executable, ROOT / "docs/site/build.py", "--out", WORK / "site")
+    name = f"devicemesh-{version}-site"
+    # .buildinfo is a digest of Sphinx's settings, for its next build.
+    files = [(place, path) for place, path in files_below(WORK / "site/html", name) if path.name != ".buildinfo"]
+    pack(out / f"{name}.tar.gz", files, time)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", default="x86_64,aarch64")
@@ -173,6 +183,8 @@ def main():
     if "jax" in parts:
         for machine in sorted(wanted):
             jax_wheel(out, machine)
+    if "site" in parts:
+        site(out, version, time)
     if "sbom" in parts:
         (out / f"devicemesh-{version}.cdx.json").write_text(sbom.document(version, time))
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]

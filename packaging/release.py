@@ -5,7 +5,8 @@
   2. It writes the version wherever it stands, gives the changelog's section Unreleased the version
      and the date, records the C ABI, and commits that.
   3. It packs the crates and builds each from the packed files alone (crates.py).
-  4. It builds everything else in target/dist/VERSION, with checksums (dist.py).
+  4. It builds everything else in target/dist/VERSION: sources, binaries, packages, the site and
+     checksums (dist.py).
   5. It tags the commit vVERSION. Nothing is pushed and nothing is published: the last lines of
      output are the commands for that.
 
