@@ -76,7 +76,7 @@ static void crossed_on_four(const dm_mesh *four)
   if (rank >= 4) return;
   FAILS(DM_STATUS_MISMATCH, "each waits for the one before", sum(four, rank == 0 || rank == 3 ? "dp" : "tp", 2));
   for (int other = 0; other < 4; ++other) {
-    char says[32];
+    char says[48];
     snprintf(says, sizeof says, "rank %d called all-reduce", other);
     CHECK(strstr(dm_last_error(), says) != NULL);
   }
