@@ -13,10 +13,13 @@
 //! The kernel allocates a page when it is first touched. So the rings of a communicator that sends
 //! no messages take no memory.
 
+mod channel;
 mod file;
 mod header;
 mod layout;
 mod lobby;
+mod seat;
+mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -25,13 +28,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic;
 use std::time::{Duration, Instant};
 
+pub(crate) use self::channel::Channel;
 use self::file::Mapping;
 pub(crate) use self::file::{LAYOUT_VERSION, create, create_split, open};
+pub(crate) use self::header::Header;
 use self::header::RankBits;
-pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 pub(crate) use self::lobby::Lobby;
+pub(crate) use self::seat::{Offer, Seat};
 use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::event::Bell;
@@ -211,11 +216,7 @@ impl Segment {
 
     /// Returns the process of `rank`, or `None` while that rank has not taken its seat.
     pub(crate) fn process(&self, rank: usize) -> Option<ProcessId> {
-        let seat = self.seat(rank);
-        (seat.claim.load(atomic::Ordering::Acquire) == 2).then(|| ProcessId {
-            pid: seat.pid.load(atomic::Ordering::Relaxed),
-            start: seat.start.load(atomic::Ordering::Relaxed),
-        })
+        self.seat(rank).process()
     }
 
     /// Returns the number of an ordered pair of ranks.
