@@ -1,0 +1,63 @@
+//! The protocols of the host engine. The files with a `#[path]` are the engine's own. The other
+//! modules have what these files need of the rest of the engine.
+
+// The files have more than the models use.
+#![allow(dead_code)]
+
+use std::process::ExitCode;
+
+use memory_order::check::{self, Kept, Model};
+use memory_order::{futex, plain, sync};
+
+#[path = "../../../../hostccl/src/blame.rs"]
+mod blame;
+#[path = "../../../../hostccl/src/call_name.rs"]
+mod call_name;
+mod comm;
+#[path = "../../../../hostccl/src/crowd.rs"]
+mod crowd;
+mod error;
+#[path = "../../../../hostccl/src/event.rs"]
+mod event;
+mod labels;
+#[path = "../../../../hostccl/src/message.rs"]
+mod message;
+mod models;
+#[path = "../../../../hostccl/src/operation.rs"]
+mod operation;
+#[path = "../../../../hostccl/src/places.rs"]
+mod places;
+#[path = "../../../../hostccl/src/poll.rs"]
+mod poll;
+mod process;
+mod segment;
+#[path = "../../../../hostccl/src/turn.rs"]
+mod turn;
+mod types;
+
+/// The orders that no model needs.
+const KEPT: &[Kept] = &[
+    Kept {
+        function: "Places::slow_down",
+        code: "compare_exchange(now, NO_TAG",
+        half: "acquire",
+        why: "the fence of `Places::tell`, which every caller that waits for its turn reaches later, acquires as well",
+    },
+    Kept {
+        function: "Pass::remove",
+        code: "wanted[cell].store(0, Ordering::SeqCst)",
+        half: "release",
+        why: "the other ranks read the cells in admission.rs, which no model has",
+    },
+    Kept {
+        function: "publish",
+        code: "wanted[cell].store(entry.tag, Ordering::SeqCst)",
+        half: "release",
+        why: "the other ranks read the cells in admission.rs, which no model has",
+    },
+];
+
+fn main() -> ExitCode {
+    let models: Vec<Model> = models::all();
+    check::main(&models, KEPT)
+}
