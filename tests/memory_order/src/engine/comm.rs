@@ -1,6 +1,7 @@
 //! One rank's end of a communicator, as far as messages and turns use it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::blame::Blame;
@@ -20,6 +21,10 @@ pub(crate) struct Comm {
     pub(crate) nranks: usize,
     pub(crate) places: Places,
     pub(crate) labels: Labels,
+    /// The ranks on other hosts.
+    pub(crate) span: Option<()>,
+    /// How many steps this rank has ended.
+    step: AtomicU64,
 }
 
 impl Comm {
@@ -28,7 +33,7 @@ impl Comm {
         let places = Places::new(nranks);
         // loom gets to know the lock before there are threads.
         drop(places.lock());
-        Arc::new(Comm { segment, rank, nranks, places, labels: Labels })
+        Arc::new(Comm { segment, rank, nranks, places, labels: Labels, span: None, step: AtomicU64::new(0) })
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -37,6 +42,22 @@ impl Comm {
 
     pub(crate) fn check_open(&self) -> Result<()> {
         self.check()
+    }
+
+    pub(crate) fn step(&self) -> u64 {
+        self.step.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn end_step(&self) {
+        let step = self.step() + 1;
+        self.step.store(step, Ordering::Relaxed);
+        self.segment.header().steps.end(step as u32, self.nranks, false);
+    }
+
+    pub(crate) fn step_blocked(&self) -> Option<Poll> {
+        let step = self.step();
+        let seen = self.segment.header().steps.ended.value();
+        (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
     }
 
     pub(crate) fn is_crowded(&self) -> bool {
@@ -68,6 +89,9 @@ impl Comm {
         match blocker {
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
             Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,
+            Blocker::Step(_) => &self.segment.header().steps.ended,
+            Blocker::CommonName(_) => &self.segment.header().wants,
+            Blocker::Decision(_) => &self.segment.header().verdict,
             Blocker::Turn => &self.places.changed,
             Blocker::OtherCall(peer) => &self.segment.channel(peer, self.rank).order,
             _ => unreachable!("no model waits for {blocker:?}"),
@@ -97,6 +121,16 @@ impl Comm {
             }
         }
         Ok(())
+    }
+
+    /// Sleeps until one of the words changes for which operations wait.
+    pub(crate) fn sleep(&self, blocked: impl IntoIterator<Item = Poll>) {
+        let mut watches = Vec::new();
+        for poll in blocked {
+            let Poll::Blocked { seen, blocker } = poll else { unreachable!("the operations wait for words") };
+            self.watch(&mut watches, blocker, seen);
+        }
+        event::sleep(&watches, None, Duration::MAX);
     }
 
     /// Adds the words for which a blocked operation waits.

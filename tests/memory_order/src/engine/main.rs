@@ -9,16 +9,21 @@ use std::process::ExitCode;
 use memory_order::check::{self, Kept, Model};
 use memory_order::{futex, plain, sync};
 
+#[path = "../../../../hostccl/src/admission.rs"]
+mod admission;
 #[path = "../../../../hostccl/src/blame.rs"]
 mod blame;
 #[path = "../../../../hostccl/src/call_name.rs"]
 mod call_name;
 mod comm;
+mod common_name;
 #[path = "../../../../hostccl/src/crowd.rs"]
 mod crowd;
 mod error;
 #[path = "../../../../hostccl/src/event.rs"]
 mod event;
+#[path = "../../../../hostccl/src/flow.rs"]
+mod flow;
 mod labels;
 #[path = "../../../../hostccl/src/message.rs"]
 mod message;
@@ -35,6 +40,9 @@ mod segment;
 mod turn;
 mod types;
 
+/// Why the cells of a seat keep their order.
+const WANTED: &str = "the word `wants` orders the cells, too; common_name.rs and `show_others`, which no model has, use them as well";
+
 /// The orders that no model needs.
 const KEPT: &[Kept] = &[
     Kept {
@@ -47,13 +55,19 @@ const KEPT: &[Kept] = &[
         function: "Pass::remove",
         code: "wanted[cell].store(0, Ordering::SeqCst)",
         half: "release",
-        why: "the other ranks read the cells in admission.rs, which no model has",
+        why: WANTED,
     },
     Kept {
         function: "publish",
         code: "wanted[cell].store(entry.tag, Ordering::SeqCst)",
         half: "release",
-        why: "the other ranks read the cells in admission.rs, which no model has",
+        why: WANTED,
+    },
+    Kept {
+        function: "wanted_by_all",
+        code: "cell.load(Ordering::SeqCst)",
+        half: "acquire",
+        why: WANTED,
     },
 ];
 

@@ -1,5 +1,6 @@
 //! The models of the host engine's protocols.
 
+mod decisions;
 mod events;
 mod failures;
 mod joins;
@@ -14,7 +15,7 @@ use loom::cell::UnsafeCell;
 use memory_order::check::Model;
 
 pub(crate) fn all() -> Vec<Model> {
-    [events::MODELS, steps::MODELS, failures::MODELS, joins::MODELS, offers::MODELS, messages::MODELS, turns::MODELS]
+    [events::MODELS, steps::MODELS, failures::MODELS, joins::MODELS, offers::MODELS, messages::MODELS, turns::MODELS, decisions::MODELS]
         .into_iter()
         .flatten()
         .map(|model| Model { ..*model })
