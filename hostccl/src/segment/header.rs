@@ -17,7 +17,7 @@ pub(crate) struct Header {
     /// The version of the layout.
     pub(super) version: u32,
     /// The number of ranks; 0 until the first rank has mapped the segment.
-    pub(crate) nranks: AtomicU32,
+    nranks: AtomicU32,
     /// The ranks whose calls name this number of ranks, as bits.
     pub(super) came: RankBits,
     /// The ranks whose calls name another number of ranks, as bits.
@@ -174,6 +174,20 @@ impl Failure {
 }
 
 impl Header {
+    /// Decides the number of ranks. Fails with another rank's number where that rank came first,
+    /// even if the numbers are equal.
+    pub(super) fn agree(&self, nranks: u32) -> Result<(), u32> {
+        self.nranks.compare_exchange(0, nranks, Ordering::Relaxed, Ordering::Relaxed).map(|_| ())
+    }
+
+    /// Returns the number of ranks once all of them have arrived.
+    pub(super) fn started(&self) -> Option<u32> {
+        let nranks = self.nranks.load(Ordering::Relaxed);
+        // The ranks' number is there before any of them arrives. Whoever sees that all have arrived
+        // sees what each of them has written.
+        (nranks != 0 && self.arrived.value() == nranks).then_some(nranks)
+    }
+
     /// Counts one of `nranks` ranks in, which has taken its seat. Wakes the ranks that wait for the
     /// others, if this rank is the last one.
     pub(crate) fn arrive(&self, nranks: usize) {

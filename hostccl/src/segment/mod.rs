@@ -25,7 +25,6 @@ mod tests;
 
 use std::cmp::Ordering;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::channel::Channel;
@@ -55,8 +54,7 @@ const _: () = assert!(RankBits::RANKS >= MAX_RANKS as usize);
 pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
-        let nranks = header.nranks.load(atomic::Ordering::Acquire);
-        nranks != 0 && header.arrived.value() == nranks || header.failure.is_set() || header.is_closed()
+        header.started().is_some() || header.failure.is_set() || header.is_closed()
     })
 }
 
@@ -66,8 +64,7 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
 pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
-        let nranks = header.nranks.load(atomic::Ordering::Acquire);
-        if nranks != 0 && header.arrived.value() == nranks {
+        if header.started().is_some() {
             return false;
         }
         let blame = if error.blame().ranks.is_empty() { &Blame::of([rank as usize]) } else { error.blame() };
@@ -131,9 +128,7 @@ impl Segment {
                 "the unique id has started a communicator already; make one id for each communicator",
             ));
         }
-        if let Err(agreed) =
-            header.nranks.compare_exchange(0, nranks, atomic::Ordering::SeqCst, atomic::Ordering::SeqCst)
-        {
+        if let Err(agreed) = header.agree(nranks) {
             if header.arrived.value() == agreed {
                 return Err(Error::usage(format!(
                     "the unique id has started a communicator of {agreed} ranks already; make one id for each communicator"

@@ -84,3 +84,13 @@ impl Segment {
         self.0.ring.as_ptr().cast_mut().cast()
     }
 }
+
+/// Names the number of ranks. Returns another rank's number where that rank came first.
+pub(crate) fn agree(header: &Header, nranks: u32) -> Option<u32> {
+    header.agree(nranks).err()
+}
+
+/// Returns the number of ranks once all of them have arrived.
+pub(crate) fn started(header: &Header) -> Option<u32> {
+    header.started()
+}

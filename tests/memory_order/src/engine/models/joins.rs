@@ -10,11 +10,12 @@ use super::{Plain, spawn};
 use crate::crowd::{Crowd, Processors};
 use crate::event::{Watch, sleep};
 use crate::process::ProcessId;
-use crate::segment::{Header, Seat};
+use crate::segment::{self, Header, Seat};
 
 pub(super) const MODELS: &[Model] = &[
     Model { name: "join: one process takes the seat", preemptions: Some(3), waitv: true, run: one_takes },
     Model { name: "join: all have arrived", preemptions: Some(2), waitv: true, run: all_arrive },
+    Model { name: "join: seen from outside", preemptions: Some(3), waitv: true, run: seen_from_outside },
 ];
 
 struct State {
@@ -76,4 +77,23 @@ fn all_arrive() {
     let other = spawn(&state, move |state| join(state, 1));
     join(&state, 0);
     other.join().unwrap();
+}
+
+/// Two ranks join, each with its number of ranks. The maker of the id looks whether they have
+/// started.
+fn seen_from_outside() {
+    let state = State::new();
+    let ranks = [0, 1].map(|rank| {
+        spawn(&state, move |state| {
+            assert!(segment::agree(&state.header, 2).is_none_or(|agreed| agreed == 2));
+            state.plain[rank].set(7);
+            state.header.arrive(2);
+        })
+    });
+    if let Some(nranks) = segment::started(&state.header) {
+        assert_eq!(nranks, 2);
+        assert_eq!(state.plain.each_ref().map(Plain::get), [7, 7]);
+    }
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    assert_eq!(segment::started(&state.header), Some(2));
 }
