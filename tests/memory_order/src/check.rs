@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::places::{Place, place};
+use crate::places::{Place, place, unmet};
 use crate::weak::{self, Point};
 use crate::{futex, plain, sync};
 
@@ -22,13 +22,13 @@ pub struct Model {
     pub run: fn(),
 }
 
-/// A memory order that stays although no model fails without it.
+/// A memory order that stays although no model fails without it, or reaches it.
 pub struct Kept {
     /// The function, with the type to which it belongs.
     pub function: &'static str,
     /// A part of the line of code.
     pub code: &'static str,
-    /// The half that stays, or "" for all halves.
+    /// The half that stays, or "any" where no model reaches the order.
     pub half: &'static str,
     /// Why no model fails, and why the order stays.
     pub why: &'static str,
@@ -36,9 +36,7 @@ pub struct Kept {
 
 impl Kept {
     fn is(&self, place: &Place) -> bool {
-        place.function == self.function
-            && place.code.contains(self.code)
-            && (self.half.is_empty() || place.half == self.half)
+        place.function == self.function && place.code.contains(self.code) && place.half == self.half
     }
 }
 
@@ -128,6 +126,13 @@ fn run(model: &Model, weakened: Option<&Point>) -> Outcome {
     }
 }
 
+/// Writes one row of the table.
+fn write_row(place: &Place, verdict: &str) {
+    let file = place.file.rsplit_once("src/").map_or(&*place.file, |(_, file)| file);
+    let (code, verdict) = (place.code.replace('|', "\\|"), verdict.replace('|', "\\|"));
+    println!("| {file} | {} | `{code}` | {} | {verdict} |", place.function, place.half);
+}
+
 fn check(models: &[Model], kept: &[Kept], weakens: bool) -> ExitCode {
     let mut is_good = true;
     let mut met_by: BTreeMap<Point, Vec<(usize, &Model)>> = BTreeMap::new();
@@ -156,6 +161,7 @@ fn check(models: &[Model], kept: &[Kept], weakens: bool) -> ExitCode {
 fn weaken_each(met_by: BTreeMap<Point, Vec<(usize, &Model)>>, kept: &[Kept]) -> bool {
     let mut is_good = true;
     let mut needless: BTreeSet<usize> = (0..kept.len()).collect();
+    let unmet = unmet(&met_by.keys().collect::<Vec<_>>());
     for (point, mut models) in met_by {
         let place = place(&point);
         // The model with the fewest executions fails first.
@@ -184,9 +190,20 @@ fn weaken_each(met_by: BTreeMap<Point, Vec<(usize, &Model)>>, kept: &[Kept]) -> 
                 "NO MODEL FAILS".to_owned()
             }
         };
-        let file = place.file.rsplit_once("src/").map_or(&*place.file, |(_, file)| file);
-        let (code, verdict) = (place.code.replace('|', "\\|"), verdict.replace('|', "\\|"));
-        println!("| {file} | {} | `{code}` | {} | {verdict} |", place.function, place.half);
+        write_row(&place, &verdict);
+    }
+    for place in unmet {
+        let reason = kept.iter().position(|kept| kept.is(&place));
+        match reason {
+            Some(reason) => {
+                needless.remove(&reason);
+                write_row(&place, &format!("no model reaches it: {}", kept[reason].why));
+            }
+            None => {
+                is_good = false;
+                write_row(&place, "NO MODEL REACHES IT");
+            }
+        }
     }
     for kept in needless.into_iter().map(|number| &kept[number]) {
         eprintln!("{}: a model fails without the order in `{}`, so it needs no reason", kept.function, kept.code);

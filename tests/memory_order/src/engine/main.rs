@@ -43,6 +43,9 @@ mod types;
 /// Why the cells of a seat keep their order.
 const WANTED: &str = "the word `wants` orders the cells, too; common_name.rs and `show_others`, which no model has, use them as well";
 
+/// Why no model runs the code that shares the cells among many calls.
+const FEW_CALLS: &str = "the calls of a model fit into the 16 cells of a seat";
+
 /// The orders that no model needs.
 const KEPT: &[Kept] = &[
     Kept {
@@ -68,6 +71,18 @@ const KEPT: &[Kept] = &[
         code: "cell.load(Ordering::SeqCst)",
         half: "acquire",
         why: WANTED,
+    },
+    Kept {
+        function: "answer",
+        code: "wanted",
+        half: "any",
+        why: FEW_CALLS,
+    },
+    Kept {
+        function: "show_others",
+        code: "wanted",
+        half: "any",
+        why: FEW_CALLS,
     },
 ];
 
