@@ -169,7 +169,7 @@ fuzz-all:
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
 
-# Sanitizers, valgrind, coverage and fuzzing (tests/gates/run.py --help).
+# Sanitizers, valgrind, models of weak memory, coverage and fuzzing (tests/gates/run.py --help).
 gates:
 	$(PYTHON) tests/gates/run.py --seconds $(SECONDS) $(ARGS)
 

@@ -99,6 +99,7 @@ mod rank_list;
 mod recorder;
 pub mod rendezvous;
 pub mod sharding;
+mod sync;
 pub mod topology;
 pub mod wait;
 

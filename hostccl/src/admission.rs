@@ -7,7 +7,6 @@
 //! the seats 0 of the hosts find such a name together (module `common_name`).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::call_name::Name;
 use crate::comm::Comm;
@@ -16,6 +15,7 @@ use crate::error::Result;
 use crate::flow::Flow;
 use crate::places::Place;
 use crate::poll::{Blocker, Poll};
+use crate::sync::Ordering;
 use crate::turn::{self, Pass};
 
 /// The state of a collective before its first step with the other ranks.

@@ -388,22 +388,14 @@ impl Comm {
         let step = self.step() + 1;
         self.step.store(step, Ordering::Relaxed);
         self.segment.seat(self.rank).step.store(step as u32);
-        let header = self.segment.header();
-        let count = header.barrier_count.count() as usize;
-        if count == self.nranks {
-            // Nobody counts for the next step before the barrier is set.
-            header.barrier_count.store(0);
-            header.barrier.set(step as u32);
-        } else if count + 1 == self.nranks && self.span.is_some() {
-            // Seat 0 may wait for the other seats before it ends the step.
-            header.barrier_count.wake();
-        }
+        // Seat 0 may wait for the other seats before it ends the step.
+        self.segment.header().steps.end(step as u32, self.nranks, self.span.is_some());
     }
 
     /// Returns the event to wait for while another rank of this host has not ended this rank's
     /// step, and `None` once all other ranks have ended it.
     pub(crate) fn others_blocked(&self) -> Option<Poll> {
-        let seen = self.segment.header().barrier_count.value();
+        let seen = self.segment.header().steps.count.value();
         let blocker = Blocker::OtherSeats(self.step() + 1);
         (seen as usize + 1 != self.nranks).then_some(Poll::Blocked { seen, blocker })
     }
@@ -414,7 +406,7 @@ impl Comm {
         let step = self.step();
         // No rank can be a step ahead of this one, so it is enough to compare for equality, and the
         // 32 bits may wrap.
-        let seen = self.segment.header().barrier.value();
+        let seen = self.segment.header().steps.ended.value();
         (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
     }
 
@@ -422,8 +414,8 @@ impl Comm {
     pub(crate) fn event(&self, blocker: Blocker) -> &Event {
         match blocker {
             Blocker::Arrivals => &self.segment.header().arrived,
-            Blocker::Step(_) => &self.segment.header().barrier,
-            Blocker::OtherSeats(_) => &self.segment.header().barrier_count,
+            Blocker::Step(_) => &self.segment.header().steps.ended,
+            Blocker::OtherSeats(_) => &self.segment.header().steps.count,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
             Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,
             Blocker::Turn => &self.places.changed,

@@ -1,7 +1,8 @@
 //! Which processors the ranks of a machine may use, and whether there is one for each rank.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::{AtomicU64, Ordering};
 
 /// The number of words in a set of processors: enough for 1024 processors.
 const WORDS: usize = 16;

@@ -2,9 +2,10 @@
 //!
 //! An [`Event`] is a word together with the number of threads that sleep on it, so that a change on
 //! which nobody sleeps costs no system call. No wake-up is lost: a sleeper first counts itself,
-//! then lets the kernel compare the word. The thread that changes the word first changes it, then
-//! reads the count. All four accesses are sequentially consistent, so at least one of the two
-//! threads sees the other.
+//! then reads the word, and lets the kernel compare it. The thread that changes the word first
+//! changes it, then reads the count. Both threads have a sequentially consistent fence in between,
+//! so at least one of them sees the other. docs/memory-order.md has what fails without each memory
+//! order.
 //!
 //! # Doorbells
 //! A thread sleeps on several words by `futex_waitv`, which takes at most 128 words and needs Linux
@@ -14,8 +15,8 @@
 //!
 //! The sleeper reads its doorbell, marks the words, and then reads the words. It sleeps only while
 //! the doorbell still holds the value that the sleeper has read. The thread that changes a word
-//! first changes the word, and then takes the marks off. These accesses are sequentially
-//! consistent. So either the sleeper sees the change, or the other thread sees the mark. In the
+//! first changes the word, and then takes the marks off. Both have a sequentially consistent fence
+//! in between. So either the sleeper sees the change, or the other thread sees the mark. In the
 //! second case the other thread changes the doorbell after the sleeper has read it. Then the
 //! sleeper does not fall asleep, or it wakes.
 //!
@@ -31,9 +32,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering, fence};
 use std::time::Duration;
+
+use crate::futex;
+use crate::sync::{AtomicBool, AtomicI64, AtomicU32, Ordering, fence};
 
 /// A word to sleep on, alone on its cache line.
 #[repr(C, align(64))]
@@ -59,18 +61,18 @@ impl Event {
 
     /// Sets the word and wakes the threads that sleep on it.
     pub(crate) fn set(&self, value: u32) {
-        self.value.store(value, Ordering::SeqCst);
+        self.value.store(value, Ordering::Release);
         self.wake();
     }
 
-    /// Sets the word and wakes nobody.
+    /// Sets the word and wakes nobody. Whoever sees the value sees nothing else by it.
     pub(crate) fn store(&self, value: u32) {
-        self.value.store(value, Ordering::Release);
+        self.value.store(value, Ordering::Relaxed);
     }
 
     /// Adds one to the word and returns the new value. It wakes nobody.
     pub(crate) fn count(&self) -> u32 {
-        self.value.fetch_add(1, Ordering::SeqCst).wrapping_add(1)
+        self.value.fetch_add(1, Ordering::AcqRel).wrapping_add(1)
     }
 
     /// Adds one to the word, wakes the threads that sleep on it, and returns the new value.
@@ -83,11 +85,10 @@ impl Event {
     /// Wakes every sleeper of any process, whether or not the word has changed.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
-            // SAFETY: FUTEX_WAKE reads no memory, and the address belongs to `self`.
-            unsafe { libc::syscall(libc::SYS_futex, self.value.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            futex::wake(&self.value);
         }
-        if self.bells.load(Ordering::SeqCst) != 0 {
+        if self.bells.load(Ordering::Relaxed) != 0 {
             self.ring();
         }
     }
@@ -95,8 +96,8 @@ impl Event {
     /// Takes the marks off this event, and rings the doorbells that they name.
     #[cold]
     fn ring(&self) {
-        let marks = self.bells.swap(0, Ordering::SeqCst);
-        let distance = self.to_bells.load(Ordering::Acquire) as isize;
+        let marks = self.bells.swap(0, Ordering::Acquire);
+        let distance = self.to_bells.load(Ordering::Relaxed) as isize;
         let first = std::ptr::from_ref(self).addr().wrapping_add_signed(distance);
         for number in (0..BELLS).filter(|number| marks >> number & 1 == 1) {
             // SAFETY: a sleeper set the distance before its mark. Its doorbells are in the segment
@@ -106,6 +107,33 @@ impl Event {
             let bell = unsafe { &*std::ptr::with_exposed_provenance::<Event>(first).add(number) };
             bell.change();
         }
+    }
+}
+
+/// Whether a thread sleeps in another way than on words, for example on descriptors, so that the
+/// thread that changes a word has to wake it in that way.
+#[derive(Debug, Default)]
+pub(crate) struct Asleep(AtomicBool);
+
+impl Asleep {
+    /// Notes that this thread is about to sleep. After this call the thread reads the words for
+    /// which it waits, and it sleeps only where none has changed.
+    pub(crate) fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+        // Without the fence, the words could be read before other threads see the flag. Then both
+        // threads would miss each other.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Notes that the thread is awake.
+    pub(crate) fn end(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the thread sleeps, or is about to. A thread that has changed a word asks this after
+    /// [`Event::change`] or [`Event::set`], which have the other fence.
+    pub(crate) fn is(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -128,18 +156,18 @@ impl Bell<'_> {
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration) {
         let (number, first) = (self.rank % BELLS, std::ptr::from_ref(self.all).expose_provenance());
         let bell = &self.all[number];
-        let seen = bell.value.load(Ordering::SeqCst);
-        bell.sleepers.fetch_add(1, Ordering::SeqCst);
+        let seen = bell.value.load(Ordering::Relaxed);
+        bell.sleepers.fetch_add(1, Ordering::Relaxed);
         for Watch { event, .. } in watches {
             let distance = first.wrapping_sub(std::ptr::from_ref(*event).addr()) as i64;
-            event.to_bells.store(distance, Ordering::Release);
-            event.bells.fetch_or(1 << number, Ordering::SeqCst);
+            event.to_bells.store(distance, Ordering::Relaxed);
+            event.bells.fetch_or(1 << number, Ordering::Release);
         }
         fence(Ordering::SeqCst);
-        if watches.iter().all(|watch| watch.event.value.load(Ordering::SeqCst) == watch.seen) {
-            wait_one(&Watch { event: bell, seen }, timeout);
+        if watches.iter().all(|watch| watch.event.value.load(Ordering::Relaxed) == watch.seen) {
+            futex::wait(&bell.value, seen, timeout);
         }
-        bell.sleepers.fetch_sub(1, Ordering::SeqCst);
+        bell.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -163,50 +191,24 @@ pub(crate) fn sleep(watches: &[Watch<'_>], bell: Option<Bell<'_>>, timeout: Dura
         return bell.sleep(watches, timeout);
     }
     for watch in watches {
-        watch.event.sleepers.fetch_add(1, Ordering::SeqCst);
+        watch.event.sleepers.fetch_add(1, Ordering::Relaxed);
     }
     fence(Ordering::SeqCst);
-    if watches.iter().all(|watch| watch.event.value.load(Ordering::SeqCst) == watch.seen) {
+    if watches.iter().all(|watch| watch.event.value.load(Ordering::Relaxed) == watch.seen) {
         match watches {
             [] => std::thread::sleep(timeout),
-            [one] => wait_one(one, timeout),
+            [one] => futex::wait(&one.event.value, one.seen, timeout),
             many => wait_many(many, timeout),
         }
     }
     for watch in watches {
-        watch.event.sleepers.fetch_sub(1, Ordering::SeqCst);
+        watch.event.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-fn wait_one(watch: &Watch<'_>, timeout: Duration) {
-    let timeout = timespec(timeout);
-    // SAFETY: the word and the timeout outlive the call, and the kernel writes to neither.
-    unsafe {
-        libc::syscall(libc::SYS_futex, watch.event.value.as_ptr(), libc::FUTEX_WAIT, watch.seen, &raw const timeout)
-    };
-}
-
-/// The kernel's `struct futex_waitv`.
-#[repr(C)]
-struct Waiter {
-    /// The value that the word must hold for the sleep to begin.
-    value: u64,
-    /// The address of the word.
-    address: u64,
-    /// The size of the word: [`FUTEX_32`].
-    flags: u32,
-    /// Always 0.
-    reserved: u32,
-}
-
-/// The flag of a word of 32 bits.
-const FUTEX_32: u32 = 2;
-/// The most words that the kernel watches in one call.
-const FUTEX_WAITV_MAX: usize = 128;
-
 /// Whether the kernel can watch that number of words in one call.
 fn is_watched_by_kernel(words: usize) -> bool {
-    words <= 1 || words <= FUTEX_WAITV_MAX && has_waitv()
+    words <= 1 || words <= futex::WAITV_MAX && futex::has_waitv()
 }
 
 /// How long a thread sleeps on one of many words where the kernel cannot watch them all, and where
@@ -214,58 +216,8 @@ fn is_watched_by_kernel(words: usize) -> bool {
 const POLL_SLICE: Duration = Duration::from_millis(1);
 
 fn wait_many(watches: &[Watch<'_>], timeout: Duration) {
-    if !is_watched_by_kernel(watches.len()) {
-        return wait_one(&watches[0], timeout.min(POLL_SLICE));
-    }
-    let waiters: Vec<Waiter> = watches
-        .iter()
-        .map(|watch| Waiter {
-            value: u64::from(watch.seen),
-            address: watch.event.value.as_ptr() as u64,
-            flags: FUTEX_32,
-            reserved: 0,
-        })
-        .collect();
-    let deadline = monotonic_after(timeout);
-    // SAFETY: the array, its words and the deadline outlive the call, and the kernel writes to none
-    // of them.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex_waitv,
-            waiters.as_ptr(),
-            waiters.len() as u32,
-            0,
-            &raw const deadline,
-            libc::CLOCK_MONOTONIC,
-        )
-    };
-}
-
-/// Whether the kernel has `futex_waitv` (Linux 5.16) and the sandbox allows it.
-fn has_waitv() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| {
-        // SAFETY: the kernel refuses zero waiters with EINVAL before it reads anything.
-        let refused = unsafe { libc::syscall(libc::SYS_futex_waitv, std::ptr::null::<Waiter>(), 0, 0, 0, 0) } == -1;
-        let known = std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
-        refused && known
-    })
-}
-
-fn timespec(duration: Duration) -> libc::timespec {
-    libc::timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
-fn monotonic_after(duration: Duration) -> libc::timespec {
-    let mut now = timespec(Duration::ZERO);
-    // SAFETY: `now` is a valid timespec to write to.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let nanos = now.tv_nsec + libc::c_long::from(duration.subsec_nanos());
-    libc::timespec {
-        tv_sec: now.tv_sec + duration.as_secs() as libc::time_t + nanos / 1_000_000_000,
-        tv_nsec: nanos % 1_000_000_000,
+    match is_watched_by_kernel(watches.len()) {
+        true => futex::wait_any(watches.iter().map(|watch| (&watch.event.value, watch.seen)), timeout),
+        false => futex::wait(&watches[0].event.value, watches[0].seen, timeout.min(POLL_SLICE)),
     }
 }

@@ -104,7 +104,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `sync` (atomics), `plain` (accesses that are no atomics), `futex` and `event` (words to sleep on), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
@@ -137,6 +137,7 @@ mod event;
 mod flow;
 pub mod fork;
 mod functions;
+mod futex;
 mod gathering;
 mod group;
 mod grow;
@@ -161,6 +162,7 @@ mod operators;
 mod outside;
 mod peers;
 mod places;
+mod plain;
 mod poll;
 pub mod process;
 mod progress;
@@ -177,6 +179,7 @@ mod shrink;
 mod span;
 mod spin;
 mod split;
+mod sync;
 pub mod thread;
 mod timeout;
 mod token;

@@ -13,6 +13,7 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 use crate::places::Place;
+use crate::plain;
 use crate::poll::{Blocker, Poll};
 use crate::segment::LINE;
 use crate::turn::Pass;
@@ -186,7 +187,7 @@ impl Message {
                 let header = Header { count: self.count as u64, dtype: self.dtype as i32, name: *self.pass.name() };
                 // SAFETY: a line is free at the head. The head is a multiple of the line's size,
                 // and the ring's size is, too.
-                unsafe { memory.add(head as usize % ring).cast::<Header>().write(header) };
+                unsafe { plain::write(memory.add(head as usize % ring).cast::<Header>(), header) };
                 (self.opened, self.start) = (true, head);
                 head = head.wrapping_add(LINE as u32);
                 room -= LINE;
@@ -194,7 +195,7 @@ impl Message {
             let bytes = self.piece(head, room);
             // SAFETY: `piece` keeps to the buffer and to the free bytes of the ring, which the
             // receiver does not touch.
-            unsafe { std::ptr::copy_nonoverlapping(from.add(self.done), memory.add(head as usize % ring), bytes) };
+            unsafe { plain::copy_in(from.add(self.done), memory.add(head as usize % ring), bytes) };
             self.done += bytes;
             head = head.wrapping_add(bytes.next_multiple_of(LINE) as u32);
             debug_assert!(head != start);
@@ -277,7 +278,7 @@ impl Message {
             }
             if !self.opened {
                 // SAFETY: the sender put a header at the start of its message and published it.
-                let header = unsafe { memory.add(tail as usize % ring).cast::<Header>().read() };
+                let header = unsafe { plain::read(memory.add(tail as usize % ring).cast::<Header>()) };
                 if header.name.tag != self.pass.name().tag {
                     match self.wait_for_other(&header.name) {
                         Some(blocked) => return Ok(blocked),
@@ -293,7 +294,7 @@ impl Message {
             let bytes = self.piece(tail, head.wrapping_sub(tail) as usize);
             // SAFETY: `piece` keeps to the buffer and to the published bytes of the ring, which
             // the sender leaves alone.
-            unsafe { std::ptr::copy_nonoverlapping(memory.add(tail as usize % ring), to.add(self.done), bytes) };
+            unsafe { plain::copy_out(memory.add(tail as usize % ring), to.add(self.done), bytes) };
             self.done += bytes;
             tail = tail.wrapping_add(bytes.next_multiple_of(LINE) as u32);
             channel.tail.set(tail);
@@ -384,8 +385,8 @@ pub(crate) fn different_names(comm: &Comm, from: usize, to: usize) -> String {
     let is_there = (comm.rank == from || channel.expects.withdraw()) && channel.head.value() != tail;
     // SAFETY: there is a header at the tail, which the receiver has left there because its calls
     // have other names.
-    let sent =
-        is_there.then(|| unsafe { comm.segment.ring(from, to).add(tail as usize % ring).cast::<Header>().read() });
+    let sent = is_there
+        .then(|| unsafe { plain::read(comm.segment.ring(from, to).add(tail as usize % ring).cast::<Header>()) });
     let of = |name: &Name| if name.along().is_empty() { " without a name".to_owned() } else { name.along() };
     let sent = sent.map_or_else(|| " under another name".to_owned(), |header| of(&header.name));
     let (from, to) = (comm.label(from), comm.label(to));

@@ -9,12 +9,12 @@
 //! Such a call takes and leaves the place with one atomic operation each. When a second call
 //! begins, the word becomes [`NO_TAG`], and the entries under the lock list the calls.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Instant;
 
 use crate::call_name::NO_TAG;
 use crate::event::Event;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// A place at which calls take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -121,11 +121,11 @@ impl Places {
     pub(crate) fn slow_down(&self, place: usize, entries: &mut Entries) {
         let word = &self.words[place];
         loop {
-            let now = word.load(Ordering::Acquire);
+            let now = word.load(Ordering::Relaxed);
             if now == NO_TAG {
                 return;
             }
-            if word.compare_exchange(now, NO_TAG, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            if word.compare_exchange(now, NO_TAG, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 if now != 0 {
                     entries.list.push(Entry { place, id: ALONE, tag: now, inside: true, cell: None });
                 }

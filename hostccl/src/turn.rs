@@ -9,7 +9,6 @@
 //! for which the receiver waits (module `message`). So each name makes progress as if it had a
 //! communicator of its own.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
@@ -18,6 +17,7 @@ use crate::comm::Comm;
 use crate::error::Result;
 use crate::places::{ALONE, Entries, Entry, Place};
 use crate::poll::{Blocker, Poll};
+use crate::sync::Ordering;
 use crate::types::ncclInvalidUsage;
 
 /// How long the cells of rank 0 show the same collectives when no rank has answered with a common
@@ -66,7 +66,7 @@ impl Pass {
             Held::Word => return Ok(None),
             Held::Nothing => {
                 let word = &comm.places.words[self.place.index(comm.nranks)];
-                if word.compare_exchange(0, self.name.tag, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                if word.compare_exchange(0, self.name.tag, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                     self.held = Held::Word;
                     return Ok(None);
                 }
@@ -84,7 +84,7 @@ impl Pass {
         let mut entries = places.lock();
         places.slow_down(place, &mut entries);
         if entries.list.iter().any(|entry| entry.place == place && entry.tag == self.name.tag) {
-            places.mixed.store(true, Ordering::SeqCst);
+            places.mixed.store(true, Ordering::Relaxed);
             drop(entries);
             let message = format!(
                 "two threads of {} call{} at the same time, one of them {}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
@@ -178,14 +178,15 @@ impl Pass {
             Held::Nothing => return Ok(()),
             Held::Word => {
                 let word = &comm.places.words[self.place.index(comm.nranks)];
-                if word.compare_exchange(self.name.tag, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                if word.compare_exchange(self.name.tag, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
                     return Ok(());
                 }
                 self.remove(comm, ALONE);
             }
             Held::Entry(id) => self.remove(comm, id),
         }
-        match comm.places.mixed.load(Ordering::SeqCst) {
+        // The flag is set under the lock of the entries, which `remove` has taken.
+        match comm.places.mixed.load(Ordering::Relaxed) {
             true => comm.check(),
             false => Ok(()),
         }

@@ -6,13 +6,13 @@
 //! a handle. A slot's generation grows with each reuse, and a slot whose generations are used up is
 //! retired.
 
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, PoisonError, Weak};
 
 use crossbeam_epoch::{self as epoch, Atomic, Owned, Shared};
 
 use crate::error::{Error, Result, Status};
+use crate::sync::{AtomicPtr, Mutex};
 
 const _: () = assert!(size_of::<usize>() == 8, "handles pack kind, generation and slot into 64 bits");
 
@@ -125,8 +125,9 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         let (entry, place, shared) = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
         // The thread that unlinks the entry ends the handle; any other thread came second. The
         // pointer cannot be that of a later entry, because this entry's memory is not used again
-        // while this thread is pinned.
-        let unlinked = place.entry.compare_exchange(shared, Shared::null(), AcqRel, Acquire, &guard);
+        // while this thread is pinned. A lookup that finds no entry reads nothing else, and the
+        // next entry of the slot comes after the lock of `free`, so this exchange orders nothing.
+        let unlinked = place.entry.compare_exchange(shared, Shared::null(), Relaxed, Relaxed, &guard);
         unlinked.map_err(|_| self.unknown(token))?;
         let value = entry.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
         // SAFETY: the entry was unlinked just now, by this thread alone, so nobody reaches it any
@@ -161,11 +162,11 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         (entry.token == token).then_some((entry, slot, shared))
     }
 
-    /// Returns the slot. Allocates its chunk where it is missing, so the caller holds the lock of
-    /// `free`, or the slot is in use.
+    /// Returns the slot. Allocates its chunk where it is missing. The caller holds the lock of
+    /// `free`.
     fn place(&self, slot: usize) -> &Slot<F, T> {
         let (chunk, at) = locate(slot);
-        let mut slots = self.chunks[chunk].load(Acquire);
+        let mut slots = self.chunks[chunk].load(Relaxed);
         if slots.is_null() {
             let fresh: Vec<Slot<F, T>> = (0..chunk_len(chunk)).map(|_| Slot { entry: Atomic::null() }).collect();
             slots = Box::leak(fresh.into_boxed_slice()).as_mut_ptr();

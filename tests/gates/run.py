@@ -14,6 +14,7 @@ import time
 import coverage
 import emulated
 import fuzz
+import loom
 import memcheck
 import sanitized
 from harness import ROOT, Failure, Skip
@@ -27,6 +28,7 @@ GATES = {
     "tsan": (sanitized.thread, "the library, tests/c, tests/cpp and the store's tests under ThreadSanitizer, with an instrumented std"),
     "aarch64": (emulated.gate, "tests/c, tests/cpp and the tests of the reductions as programs of 64-bit ARM, under qemu-user"),
     "coverage": (coverage.gate, "lines that tests/c, tests/cpp and the Rust tests run, as one figure"),
+    "loom": (loom.gate, "the lock-free protocols under loom, with weak memory, and with each memory order weakened once"),
     "fuzz": (fuzz.gate, "every fuzz target for --seconds (60) from its corpus"),
 }
 

@@ -74,8 +74,8 @@ impl Comm {
         let header = self.segment.header();
         // The ranks that wait for this one look at their peers when they wake.
         header.alarm.wake();
-        header.barrier.wake();
-        header.barrier_count.wake();
+        header.steps.ended.wake();
+        header.steps.count.wake();
         header.arrived.wake();
         header.wants.wake();
         header.verdict.wake();

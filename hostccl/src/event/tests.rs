@@ -51,12 +51,12 @@ fn no_wake_up_is_lost_in_many_handovers() {
 
 #[test]
 fn more_words_than_the_kernel_watches_are_looked_at_in_turn() {
-    let events: Vec<Event> = (0..FUTEX_WAITV_MAX + 2).map(|_| Event::default()).collect();
+    let events: Vec<Event> = (0..futex::WAITV_MAX + 2).map(|_| Event::default()).collect();
     let watches: Vec<_> = events.iter().map(|event| Watch { event, seen: 0 }).collect();
     let started = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| events[FUTEX_WAITV_MAX + 1].set(1));
-        while events[FUTEX_WAITV_MAX + 1].value() == 0 {
+        scope.spawn(|| events[futex::WAITV_MAX + 1].set(1));
+        while events[futex::WAITV_MAX + 1].value() == 0 {
             sleep(&watches, None, Duration::from_secs(20));
         }
     });
@@ -134,7 +134,7 @@ fn one_change_wakes_all_sleepers_of_all_ranks() {
 
 #[test]
 fn more_words_than_the_kernel_watches_are_watched_by_the_bell() {
-    const WORDS: usize = FUTEX_WAITV_MAX + 2;
+    const WORDS: usize = futex::WAITV_MAX + 2;
     let fd = segment::create([9; 16]).unwrap();
     let segment = Segment::map(&fd, WORDS as u32, 0, &Labels::default()).unwrap();
     let watches: Vec<_> = (0..WORDS).map(|from| Watch { event: &segment.channel(from, 0).head, seen: 0 }).collect();

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use crate::blame::Blame;
 use crate::comm::Comm;
@@ -53,22 +53,13 @@ pub(super) fn take_seat(
     let rank = labels.of_seat(seats.0);
     let segment = Segment::map(fd, seats.1 as u32, seats.0 as u32, &labels)?;
     let me = ProcessId::current();
-    let seat = segment.seat(seats.0);
-    if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-        let message =
-            format!("rank {rank} was taken twice: by pid {} and by pid {}", seat.pid.load(Ordering::Relaxed), me.pid);
+    if let Err(pid) = segment.seat(seats.0).take(me) {
+        let message = format!("rank {rank} was taken twice: by pid {pid} and by pid {}", me.pid);
         segment.header().fail(ncclInvalidUsage, &Blame::of([rank]), &message, "");
         return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
     }
-    seat.pid.store(me.pid, Ordering::Relaxed);
-    seat.start.store(me.start, Ordering::Relaxed);
-    seat.processors.set_own();
-    seat.claim.store(2, Ordering::Release);
     let comm = Arc::new(Comm::new(segment, seats.0, crowd, labels, context.aborted.clone(), me, span));
     news::register(&comm);
-    let arrived = &comm.segment.header().arrived;
-    if arrived.count() as usize == seats.1 {
-        arrived.wake();
-    }
+    comm.segment.header().arrive(seats.1);
     Ok(comm)
 }

@@ -1,6 +1,7 @@
 //! The layout of a segment: where its parts lie.
 
-use super::header::{Channel, Seat};
+use super::channel::Channel;
+use super::seat::Seat;
 
 /// How many staging slots each rank has. The module [`crate::collective`] says why five are enough.
 pub(crate) const SLOTS: usize = 5;

@@ -43,9 +43,7 @@ impl Lobby {
 
     /// Returns the number of ranks of the communicator that the id has started in the segment.
     pub(crate) fn started(&self) -> Option<u32> {
-        let header = self.0.header();
-        let nranks = header.nranks.load(Ordering::Acquire);
-        (nranks != 0 && header.arrived.value() == nranks).then_some(nranks)
+        self.0.header().started()
     }
 
     /// Returns the failure that ended the segment.

@@ -13,25 +13,29 @@
 //! The kernel allocates a page when it is first touched. So the rings of a communicator that sends
 //! no messages take no memory.
 
+mod channel;
 mod file;
 mod header;
 mod layout;
 mod lobby;
+mod seat;
+mod steps;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Ordering;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic;
 use std::time::{Duration, Instant};
 
+pub(crate) use self::channel::Channel;
 use self::file::Mapping;
 pub(crate) use self::file::{LAYOUT_VERSION, create, create_split, open};
+pub(crate) use self::header::Header;
 use self::header::RankBits;
-pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 pub(crate) use self::lobby::Lobby;
+pub(crate) use self::seat::{Offer, Seat};
 use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::event::Bell;
@@ -50,8 +54,7 @@ const _: () = assert!(RankBits::RANKS >= MAX_RANKS as usize);
 pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
-        let nranks = header.nranks.load(atomic::Ordering::Acquire);
-        nranks != 0 && header.arrived.value() == nranks || header.failure.is_set() || header.is_closed()
+        header.started().is_some() || header.failure.is_set() || header.is_closed()
     })
 }
 
@@ -61,8 +64,7 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
 pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
-        let nranks = header.nranks.load(atomic::Ordering::Acquire);
-        if nranks != 0 && header.arrived.value() == nranks {
+        if header.started().is_some() {
             return false;
         }
         let blame = if error.blame().ranks.is_empty() { &Blame::of([rank as usize]) } else { error.blame() };
@@ -126,9 +128,7 @@ impl Segment {
                 "the unique id has started a communicator already; make one id for each communicator",
             ));
         }
-        if let Err(agreed) =
-            header.nranks.compare_exchange(0, nranks, atomic::Ordering::SeqCst, atomic::Ordering::SeqCst)
-        {
+        if let Err(agreed) = header.agree(nranks) {
             if header.arrived.value() == agreed {
                 return Err(Error::usage(format!(
                     "the unique id has started a communicator of {agreed} ranks already; make one id for each communicator"
@@ -211,11 +211,7 @@ impl Segment {
 
     /// Returns the process of `rank`, or `None` while that rank has not taken its seat.
     pub(crate) fn process(&self, rank: usize) -> Option<ProcessId> {
-        let seat = self.seat(rank);
-        (seat.claim.load(atomic::Ordering::Acquire) == 2).then(|| ProcessId {
-            pid: seat.pid.load(atomic::Ordering::Relaxed),
-            start: seat.start.load(atomic::Ordering::Relaxed),
-        })
+        self.seat(rank).process()
     }
 
     /// Returns the number of an ordered pair of ranks.

@@ -96,11 +96,11 @@ impl Keeper {
             self.look();
             self.door.open_again(&self.set);
             let is_tick = Instant::now() >= next_tick;
-            if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
+            if is_relied_on && !self.inner.asleep.is() {
                 // The bell in `connections` rang for a sleeping thread that is awake by now.
                 self.inner.sleeper.still();
                 // A thread that began to sleep after the check above may have lost its wake-up.
-                if self.inner.is_slept_on.load(Ordering::SeqCst) {
+                if self.inner.asleep.is() {
                     self.inner.sleeper.ring();
                 }
             }

@@ -57,7 +57,7 @@ use self::remote::Remote;
 use self::state::{BELL, Inner, Link};
 use super::{Broken, Contact, Lost, NOTICE_BYTES, Notice, Peer, Request, Tag, Token, Wire};
 use crate::error::{Error, Result};
-use crate::event::{self, Event, Watch};
+use crate::event::{self, Asleep, Event, Watch};
 use crate::wire::address;
 use crate::{fork, token};
 
@@ -93,7 +93,7 @@ impl Tcp {
             moved: Event::default(),
             connections,
             sleeper,
-            is_slept_on: AtomicBool::new(false),
+            asleep: Asleep::default(),
             is_driven: AtomicBool::new(false),
             drivers: AtomicU32::new(0),
             others: AtomicU32::new(0),

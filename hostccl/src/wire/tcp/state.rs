@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::ledger::Ledger;
 use super::options::Options;
 use super::remote::Remote;
 use super::sockets;
-use crate::event::{Event, Watch};
+use crate::event::{Asleep, Event, Watch};
 use crate::wire::{Contact, Lost};
 
 /// The number of the bell in the epoll set of the connections.
@@ -39,7 +39,7 @@ pub(super) struct Inner {
     /// Wakes the thread that sleeps in `connections`.
     pub(super) sleeper: Bell,
     /// Whether a thread sleeps in `connections`, or is about to.
-    pub(super) is_slept_on: AtomicBool,
+    pub(super) asleep: Asleep,
     /// Whether a thread has the right to sleep in `connections`.
     pub(super) is_driven: AtomicBool,
     /// How many threads are in `sleep_on_wire`: the one that drives, and those that rely on it.
@@ -122,7 +122,7 @@ impl Inner {
     /// Tells the waiting threads that something has changed.
     fn stir(&self) {
         self.moved.change();
-        if self.is_slept_on.load(Ordering::SeqCst) {
+        if self.asleep.is() {
             self.sleeper.ring();
         }
     }
@@ -133,14 +133,14 @@ impl Inner {
         let is_quiet = || self.moved.value() == seen && others.iter().all(|watch| watch.event.value() == watch.seen);
         let until = Instant::now() + timeout;
         loop {
-            self.is_slept_on.store(true, Ordering::SeqCst);
+            self.asleep.begin();
             let left = until.saturating_duration_since(Instant::now());
             if !is_quiet() || left.is_zero() {
                 break;
             }
             let glance = if others.is_empty() { left } else { left.min(GLANCE) };
             let ready: Vec<u64> = self.connections.wait(glance).map(|ready| ready.number).collect();
-            self.is_slept_on.store(false, Ordering::SeqCst);
+            self.asleep.end();
             if ready.contains(&BELL) {
                 self.sleeper.still();
             }
@@ -151,7 +151,7 @@ impl Inner {
                 }
             }
         }
-        self.is_slept_on.store(false, Ordering::SeqCst);
+        self.asleep.end();
     }
 }
 
