@@ -182,18 +182,27 @@ impl Return for *const c_char {
 ///
 /// In a forked child the body does not run, because everything that it could use belongs to the
 /// parent.
+#[inline]
 pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Result<R>) -> R {
     let body = || if fork::is_child() && !is_free(function) { Err(Error::usage(fork::refusal())) } else { body() };
-    let error = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(result)) => return result,
-        Ok(Err(error)) => error,
-        Err(panic) => Error::new(ncclInternalError, format!("a bug in hostccl: {}", panic_text(&*panic))),
-    };
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(result)) => result,
+        Ok(Err(error)) => R::failed(keep(function, error)),
+        Err(panic) => {
+            let error = Error::new(ncclInternalError, format!("a bug in hostccl: {}", panic_text(&*panic)));
+            R::failed(keep(function, error))
+        }
+    }
+}
+
+/// Makes the error of a function this thread's last error, and returns its code.
+#[cold]
+fn keep(function: &'static str, error: Error) -> ncclResult_t {
     let code = error.code;
     let message = error.message();
     let message = if message.starts_with(function) { message.to_owned() } else { format!("{function}: {message}") };
     remember(error, &message);
-    R::failed(code)
+    code
 }
 
 /// Whether a function uses nothing that may belong to the parent of a forked child.
