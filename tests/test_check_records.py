@@ -3,6 +3,7 @@ is slower takes over 5 s, because rows that look slower are measured again over 
 
 import json
 import re
+import shutil
 import signal
 
 import pytest
@@ -31,7 +32,7 @@ def saved(programs, tmp_path_factory):
         file = folder / "record.json"
         run(2, *SMALL, "--save", file)
         assert [path.name for path in folder.iterdir()] == [file.name]
-        file.rename(path)
+        shutil.move(file, path)
 
     return programs.once("record.json", make).read_text()
 

@@ -27,9 +27,10 @@ pytestmark = pytest.mark.timeout(900)
 def run(*command, cwd=PACKAGE, timeout=600, **variables):
     """The output of a command in Go's environment, which reaches neither the network nor the user's
     home."""
-    # Most of Go's time goes to its own library. Without optimisations (-N), inlining (-l) and debug
-    # information that is half as long.
-    own = {"GOFLAGS": "-mod=mod '-gcflags=all=-N -l -dwarf=false' '-ldflags=-s -w'", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off",
+    # Go spends most of the time on compiling its own library. That takes a fifth less without
+    # optimisations (-N), inlining (-l) and debug information than without optimisations alone.
+    flags = "-mod=mod '-gcflags=all=-N -l -dwarf=false' '-ldflags=-s -w'"
+    own = {"GOFLAGS": flags, "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off",
            "GOCACHE": FOLDER / "cache", "GOPATH": FOLDER / "path", "CGO_ENABLED": "1", "XDG_CONFIG_HOME": FOLDER / "config"}
     return processes.run(*command, cwd=cwd, timeout=timeout, env=processes.environment(**own, **variables), merged=True).stdout
 

@@ -8,151 +8,20 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use crate::blame::Blame;
-use crate::call_name::Name;
-use crate::collective::{Call, Collective, Ragged};
-use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::handle;
-use crate::hosts::Spanning;
 use crate::machine;
 use crate::message::{Message, Side};
-use crate::operation::Operation;
 use crate::places::Place;
-use crate::poll::Poll;
-use crate::progress::{self, Lane};
+use crate::progress::{self, Holder, Lane};
 use crate::raw_record::RawRecord;
 use crate::recorder;
-use crate::remote_message::RemoteMessage;
-use crate::setup::{ChildInit, Init};
+use crate::task::Task;
 use crate::thread;
-use crate::turn::Pass;
 use crate::types::*;
-
-/// One call of a group.
-#[allow(clippy::large_enum_variant, reason = "the larger ones are common, and outside a group they live on the stack")]
-pub(crate) enum Task {
-    /// The call joins a communicator by a unique id, or grows one.
-    Init(Init),
-    /// The call makes a communicator of ranks of another one.
-    Child(ChildInit),
-    /// The call is a collective among ranks that share a segment.
-    Collective(Collective),
-    /// The call is a collective over several hosts.
-    Spanning(Box<Spanning>),
-    /// The call is a send or a receive.
-    Message(Message),
-    /// The call is a send to a rank of another host, or a receive from one.
-    Remote(RemoteMessage),
-}
-
-impl Task {
-    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its
-    /// own. Fails when the communicator takes no more calls.
-    ///
-    /// # Safety
-    /// The buffers hold what the call says, and stay valid until the collective is dropped.
-    #[inline]
-    pub(crate) unsafe fn collective(comm: Arc<Comm>, call: Call, ragged: Option<Ragged>, name: Name) -> Result<Task> {
-        // SAFETY: the caller's contract.
-        unsafe {
-            match comm.span {
-                None => Ok(Task::Collective(Collective::new(comm, call, ragged.map(Box::new), name)?)),
-                Some(_) => Ok(Task::Spanning(Box::new(Spanning::new(comm, call, ragged, name)?))),
-            }
-        }
-    }
-
-    /// The lane in which the call takes place. Calls with the same lane take place one after
-    /// another. `None` for a call that depends on no other one.
-    fn lane(&self) -> Option<(usize, Place, u64)> {
-        let (comm, place, name) = match self {
-            Task::Init(init) => init.lane().map(|(comm, name)| (comm, Place::Collectives, name))?,
-            Task::Child(child) => (child.parent(), Place::Collectives, child.name()?),
-            Task::Collective(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
-            Task::Spanning(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
-            Task::Message(message) => (message.communicator(), message.place(), *message.name()),
-            Task::Remote(message) => {
-                // These places only sort calls into lanes. Ranks of other hosts come after the
-                // seats of this one.
-                let (comm, peer) = (message.communicator(), message.communicator().nranks + message.peer());
-                let place = if matches!(message.side(), Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
-                (comm, place, *message.name())
-            }
-        };
-        Some((Arc::as_ptr(comm).addr(), place, name.tag))
-    }
-
-    /// Whether the call takes place in the thread that ends the group. The others take place in the
-    /// background.
-    fn blocks(&self) -> bool {
-        match self {
-            Task::Init(init) => init.blocking(),
-            Task::Child(child) => child.blocking(),
-            Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => true,
-        }
-    }
-
-    fn operation(&self) -> &dyn Operation {
-        match self {
-            Task::Init(init) => init,
-            Task::Child(child) => child,
-            Task::Collective(collective) => collective,
-            Task::Spanning(collective) => &**collective,
-            Task::Message(message) => message,
-            Task::Remote(message) => message,
-        }
-    }
-
-    fn operation_mut(&mut self) -> &mut dyn Operation {
-        match self {
-            Task::Init(init) => init,
-            Task::Child(child) => child,
-            Task::Collective(collective) => collective,
-            Task::Spanning(collective) => &mut **collective,
-            Task::Message(message) => message,
-            Task::Remote(message) => message,
-        }
-    }
-}
-
-impl Operation for Task {
-    fn poll(&mut self) -> Result<Poll> {
-        self.operation_mut().poll()
-    }
-
-    fn comm(&self) -> Option<&Arc<Comm>> {
-        self.operation().comm()
-    }
-
-    fn connection(&self) -> Option<(RawFd, bool)> {
-        self.operation().connection()
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        self.operation().timeout()
-    }
-
-    fn default_timeout(&self) -> Option<Duration> {
-        self.operation().default_timeout()
-    }
-
-    fn describe(&self) -> String {
-        self.operation().describe()
-    }
-
-    fn pass(&mut self) -> Option<&mut Pass> {
-        self.operation_mut().pass()
-    }
-
-    fn end(&mut self) -> Result<()> {
-        self.operation_mut().end()
-    }
-}
 
 /// The open group of a thread.
 #[derive(Default)]
@@ -180,11 +49,8 @@ impl Drop for Group {
             }
         }
         let describe = |task: &Task| match task {
-            Task::Collective(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
-            Task::Spanning(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
-            Task::Message(message) => Some((Arc::clone(message.communicator()), message.describe())),
-            Task::Remote(message) => Some((Arc::clone(message.communicator()), message.describe())),
             Task::Init(_) | Task::Child(_) => None,
+            task => Some((Arc::clone(task.operation().comm()?), task.operation().describe())),
         };
         let queued: Vec<_> = self.tasks.iter().filter_map(describe).collect();
         for (comm, call) in &queued {
@@ -277,17 +143,22 @@ pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclRes
     }
 }
 
-/// Adds a call to the open group, or the error of one that cannot be made.
+/// Adds a call to the open group. If the call could not be made, its error becomes the group's
+/// error, unless the group has one.
+// Calls outside of groups are quicker without this code in them.
 #[inline(never)]
 fn collect(made: Result<Task>) -> Result<ncclResult_t> {
-    GROUP.with_borrow_mut(|group| match made {
-        Ok(task) => {
-            group.tasks.push(task);
-            Ok(ncclSuccess)
-        }
-        Err(error) => {
-            group.error.get_or_insert_with(|| error.clone());
-            Err(error)
+    GROUP.with_borrow_mut(|group| {
+        debug_assert!(group.depth > 0, "a call is collected, and no group is open");
+        match made {
+            Ok(task) => {
+                group.tasks.push(task);
+                Ok(ncclSuccess)
+            }
+            Err(error) => {
+                group.error.get_or_insert_with(|| error.clone());
+                Err(error)
+            }
         }
     })
 }
@@ -383,33 +254,29 @@ fn is_to_self(message: &Message) -> bool {
     message.peer() == message.communicator().rank
 }
 
-/// Performs the messages of ranks to themselves, and takes them out of the list. The first send
-/// belongs to the first receive, and so on.
+/// Delivers the messages that ranks send to themselves, and removes them from the list. On each
+/// communicator, the n-th send belongs to the n-th receive. Where their numbers differ, this
+/// function fails and delivers nothing.
 fn deliver_to_self(tasks: &mut [Option<Task>]) -> Result<()> {
-    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    let mut by_comm: BTreeMap<usize, (Vec<Message>, Vec<Message>)> = BTreeMap::new();
     for slot in tasks {
-        match slot.take_if(|task| matches!(task, Task::Message(message) if is_to_self(message))) {
-            Some(Task::Message(message)) if matches!(message.side(), Side::Send(_)) => sends.push(message),
-            Some(Task::Message(message)) => receives.push(message),
-            _ => {}
+        let own = slot.take_if(|task| matches!(task, Task::Message(message) if is_to_self(message)));
+        if let Some(Task::Message(message)) = own {
+            let (sends, receives) = by_comm.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
+            if matches!(message.side(), Side::Send(_)) { sends.push(message) } else { receives.push(message) }
         }
     }
-    // The sorts keep the order of the messages of one communicator.
-    let comm = |message: &Message| Arc::as_ptr(message.communicator()).addr();
-    sends.sort_by_key(comm);
-    receives.sort_by_key(comm);
-    if !sends.iter().map(comm).eq(receives.iter().map(comm)) {
-        let all = sends.iter().chain(&receives).map(comm);
-        let of = |list: &[Message], wanted| list.iter().filter(|message| comm(message) == wanted).count();
-        let counts =
-            all.map(|wanted| (of(&sends, wanted), of(&receives, wanted))).find(|(sends, receives)| sends != receives);
-        let (sends, receives) = counts.unwrap_or((sends.len(), receives.len()));
+    for (sends, receives) in by_comm.values() {
+        let Some(any) = sends.first().or(receives.first()).filter(|_| sends.len() != receives.len()) else { continue };
         return Err(Error::usage(format!(
-            "this rank's messages to itself on one communicator do not match, {sends} sent and {receives} received: a send and its receive belong in one group"
+            "messages of {} to itself in one group: {} sent and {} received; each send and its receive belong in one group",
+            any.communicator().own_label(),
+            sends.len(),
+            receives.len()
         )));
     }
-    for (send, receive) in sends.iter().zip(&receives) {
-        send.deliver(receive)?;
+    for (sends, receives) in by_comm.values() {
+        sends.iter().zip(receives).try_for_each(|(send, receive)| send.deliver(receive))?;
     }
     Ok(())
 }

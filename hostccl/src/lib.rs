@@ -112,7 +112,7 @@
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |
-//! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `grow`, `revoked_split`, `group` |
+//! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `grow`, `revoked_split`, `task` (a call of any kind), `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
 
 mod admission;
@@ -180,6 +180,7 @@ mod span;
 mod spin;
 mod split;
 mod sync;
+mod task;
 pub mod thread;
 mod timeout;
 mod token;

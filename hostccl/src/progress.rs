@@ -37,6 +37,25 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     }
 }
 
+/// A value that is one of several kinds of operations.
+pub(crate) trait Holder {
+    /// Returns the operation.
+    fn operation(&self) -> &dyn Operation;
+
+    /// Returns the operation, for polling it.
+    fn operation_mut(&mut self) -> &mut dyn Operation;
+}
+
+impl<T: Operation> Holder for T {
+    fn operation(&self) -> &dyn Operation {
+        self
+    }
+
+    fn operation_mut(&mut self) -> &mut dyn Operation {
+        self
+    }
+}
+
 /// Operations that take place one after another. An operation stays where its owner keeps it, and
 /// is dropped there as soon as it has ended.
 pub(crate) struct Lane<'a, T> {
@@ -46,7 +65,7 @@ pub(crate) struct Lane<'a, T> {
     rest: VecDeque<&'a mut Option<T>>,
 }
 
-impl<'a, T: Operation> Lane<'a, T> {
+impl<'a, T: Holder> Lane<'a, T> {
     /// Returns a lane of one operation.
     pub(crate) fn new(first: &'a mut Option<T>) -> Lane<'a, T> {
         Lane { first, rest: VecDeque::new() }
@@ -57,18 +76,22 @@ impl<'a, T: Operation> Lane<'a, T> {
         self.rest.push_back(operation);
     }
 
-    fn first(&self) -> Option<&T> {
-        self.first.as_ref()
+    fn first(&self) -> Option<&dyn Operation> {
+        self.first.as_ref().map(Holder::operation)
     }
 
-    /// Ends the turn of the first operation, which is done, or hands the turn to the next one.
+    fn first_mut(&mut self) -> Option<&mut dyn Operation> {
+        self.first.as_mut().map(Holder::operation_mut)
+    }
+
+    /// Ends the turn of the first operation, which is done, or hands the turn to the next operation.
     fn end_first(&mut self) -> Result<()> {
-        let Some(done) = self.first.as_mut() else { return Ok(()) };
-        let next = self.rest.front_mut().and_then(|next| next.as_mut()).and_then(Operation::pass);
-        match next {
+        let Some(done) = self.first.as_mut().map(Holder::operation_mut) else { return Ok(()) };
+        let next = self.rest.front_mut().and_then(|next| next.as_mut()).map(Holder::operation_mut);
+        match (done.pass(), next.and_then(|next| next.pass())) {
             // The next operation has not begun, so its pass holds nothing.
-            Some(next) if done.pass().is_some() => {
-                std::mem::swap(done.pass().expect("it was there"), next);
+            (Some(pass), Some(next)) => {
+                std::mem::swap(pass, next);
                 Ok(())
             }
             _ => done.end(),
@@ -93,13 +116,13 @@ impl<'a, T: Operation> Lane<'a, T> {
 
 /// Drives all lanes to their ends. When an operation fails, its lane ends, and the other lanes
 /// continue, because their peers expect it. Returns the first failure.
-pub(crate) fn run_all<T: Operation>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
+pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
     let mut wait = Wait::default();
     let mut first = Ok(());
     loop {
         let mut blocked = Vec::with_capacity(lanes.len());
         lanes.retain_mut(|lane| {
-            while let Some(operation) = lane.first.as_mut() {
+            while let Some(operation) = lane.first_mut() {
                 let mut polled = operation.poll();
                 if polled == Ok(Poll::Done) {
                     polled = lane.end_first().map(|()| Poll::Done);
@@ -134,7 +157,7 @@ pub(crate) fn run_all<T: Operation>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> 
             return first;
         }
         let calls: Vec<_> =
-            lanes.iter().map(|lane| || lane.first().map_or_else(String::new, Operation::describe)).collect();
+            lanes.iter().map(|lane| || lane.first().map_or_else(String::new, |it| it.describe())).collect();
         let waiting: Vec<_> = lanes
             .iter()
             .zip(&blocked)
@@ -167,7 +190,8 @@ pub(crate) fn run_all<T: Operation>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> 
                 first = Err(error);
             }
             lanes.retain_mut(|lane| {
-                let goes_on = lane.first().and_then(Operation::comm).is_some_and(|comm| comm.check().is_ok());
+                let goes_on =
+                    lane.first().and_then(|operation| operation.comm()).is_some_and(|comm| comm.check().is_ok());
                 if !goes_on {
                     lane.clear();
                 }
@@ -176,3 +200,6 @@ pub(crate) fn run_all<T: Operation>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> 
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

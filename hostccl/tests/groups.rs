@@ -100,14 +100,14 @@ fn a_rank_gets_its_own_messages_on_the_communicator_where_it_sent_them() {
     });
     assert_eq!(got, [[1, 2], [3, 4], [5, 6], [7, 8]]);
 
-    // As many sends as receives, on different communicators.
+    // The group has as many sends as receives, but on different communicators.
     // SAFETY: the group is ended below.
     ok(unsafe { ncclGroupStart() });
     send(&first, &[1, 2], 0);
     recv(&second, &mut got[0], 0);
     // SAFETY: the group has been started.
     assert_eq!(unsafe { ncclGroupEnd() }, ncclInvalidUsage);
-    let expected = "messages to itself on one communicator do not match, 1 sent and 0 received";
+    let expected = "to itself in one group: 1 sent and 0 received";
     assert!(last_error().contains(expected), "{}", last_error());
 }
 

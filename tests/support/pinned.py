@@ -26,11 +26,13 @@ class Unavailable(unittest.SkipTest):
 
 
 def pip():
-    """A pip that can be used here: the interpreter's own where it is that of a virtual environment,
-    as under tests/run.py; else that of a virtual environment under target/; else the interpreter's
-    own."""
-    if sys.prefix != sys.base_prefix:
-        return [sys.executable, "-m", "pip"]
+    """Returns the command of a pip that works here. In a virtual environment that has a pip, as
+    under tests/run.py, it is that pip. Otherwise it is the pip of target/venv, or the interpreter's
+    where venv does not work."""
+    own = [sys.executable, "-m", "pip"]
+    has_own = lambda: subprocess.run([*own, "--version"], capture_output=True).returncode == 0
+    if sys.prefix != sys.base_prefix and has_own():
+        return own
     environment = TARGET / "venv"
     python = environment / "bin/python"
     with open(TARGET / "venv.lock", "w") as lock:
@@ -39,15 +41,15 @@ def pip():
             made = subprocess.run([sys.executable, "-m", "venv", str(environment)], capture_output=True)
             if made.returncode != 0:
                 shutil.rmtree(environment, ignore_errors=True)
-                if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
+                if not has_own():
                     raise Unavailable("neither venv nor pip works here (Debian: apt-get install python3-venv)")
-                return [sys.executable, "-m", "pip"]
+                return own
     return [str(python), "-m", "pip"]
 
 
 def install(folder, *pins):
-    """Installs pinned packages into a folder for modules, unless it has them already. Only one
-    process may do so at a time."""
+    """Installs pinned packages into a folder of modules, unless the folder has them. The caller
+    holds a lock."""
     complete = folder / "complete"
     if complete.exists() and complete.read_text() == "\n".join(pins):
         return

@@ -11,7 +11,7 @@ use crate::comm::Comm;
 use crate::config::Config;
 use crate::diagnosis;
 use crate::error::{self, Error, Result};
-use crate::group::{self, Task};
+use crate::group;
 use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::join::{Join, Source};
@@ -21,6 +21,7 @@ use crate::segment::MAX_RANKS;
 use crate::setup::{ChildInit, ChildOperation, Init};
 use crate::shrink::{Shrink, SpanShrink};
 use crate::split::{SpanSplit, Split};
+use crate::task::Task;
 use crate::timeout;
 use crate::types::*;
 

@@ -8,11 +8,12 @@ use super::communicators::{join_by, prepare};
 use crate::call_name::Name;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::group::{self, Task};
+use crate::group;
 use crate::grow::Grow;
 use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::setup::Init;
+use crate::task::Task;
 use crate::types::*;
 
 pub(crate) unsafe fn ncclCommGetUniqueId(comm: ncclComm_t, unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {

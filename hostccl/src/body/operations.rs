@@ -8,10 +8,11 @@ use super::arguments::{check_buffer, check_overlap, check_peer, check_root, chec
 use crate::call_name::Name;
 use crate::collective::{Call, Kind};
 use crate::error::Result;
-use crate::group::{self, Task};
+use crate::group;
 use crate::message::{Message, Side};
 use crate::raw_record::{RawRecord, What};
 use crate::remote_message::RemoteMessage;
+use crate::task::Task;
 use crate::types::*;
 
 /// The arguments of a collective as the caller passed them.

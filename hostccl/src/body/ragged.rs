@@ -7,8 +7,9 @@ use crate::blocks::{Block, Blocks, blocks, check_apart};
 use crate::call_name::Name;
 use crate::collective::{Call, Kind, Ragged};
 use crate::error::{Error, Result};
-use crate::group::{self, Task};
+use crate::group;
 use crate::raw_record::{RawRecord, What};
+use crate::task::Task;
 use crate::types::*;
 
 /// The counts and displacements of one buffer, as the caller passed them.

@@ -1,0 +1,104 @@
+//! The calls of a group: each kind of call that a thread can collect or perform.
+
+use std::sync::Arc;
+
+use crate::call_name::Name;
+use crate::collective::{Call, Collective, Ragged};
+use crate::comm::Comm;
+use crate::error::Result;
+use crate::hosts::Spanning;
+use crate::message::{Message, Side};
+use crate::operation::Operation;
+use crate::places::Place;
+use crate::progress::Holder;
+use crate::remote_message::RemoteMessage;
+use crate::setup::{ChildInit, Init};
+
+/// One call of a group.
+#[allow(clippy::large_enum_variant, reason = "the larger ones are common, and outside a group they live on the stack")]
+pub(crate) enum Task {
+    /// The call joins a communicator by a unique id, or grows one.
+    Init(Init),
+    /// The call makes a communicator of ranks of another one.
+    Child(ChildInit),
+    /// The call is a collective among ranks that share a segment.
+    Collective(Collective),
+    /// The call is a collective over several hosts.
+    Spanning(Box<Spanning>),
+    /// The call is a send or a receive.
+    Message(Message),
+    /// The call is a send to a rank of another host, or a receive from one.
+    Remote(RemoteMessage),
+}
+
+impl Task {
+    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its
+    /// own. Fails when the communicator takes no more calls.
+    ///
+    /// # Safety
+    /// The buffers hold what the call says, and stay valid until the collective is dropped.
+    #[inline]
+    pub(crate) unsafe fn collective(comm: Arc<Comm>, call: Call, ragged: Option<Ragged>, name: Name) -> Result<Task> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match comm.span {
+                None => Ok(Task::Collective(Collective::new(comm, call, ragged.map(Box::new), name)?)),
+                Some(_) => Ok(Task::Spanning(Box::new(Spanning::new(comm, call, ragged, name)?))),
+            }
+        }
+    }
+
+    /// The lane in which the call takes place. Calls with the same lane take place one after
+    /// another. Returns `None` for a call that depends on no other call.
+    pub(crate) fn lane(&self) -> Option<(usize, Place, u64)> {
+        let (comm, place, name) = match self {
+            Task::Init(init) => init.lane().map(|(comm, name)| (comm, Place::Collectives, name))?,
+            Task::Child(child) => (child.parent(), Place::Collectives, child.name()?),
+            Task::Collective(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
+            Task::Spanning(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
+            Task::Message(message) => (message.communicator(), message.place(), *message.name()),
+            Task::Remote(message) => {
+                // These places only sort calls into lanes. Ranks of other hosts come after the
+                // seats of this one.
+                let (comm, peer) = (message.communicator(), message.communicator().nranks + message.peer());
+                let place = if matches!(message.side(), Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
+                (comm, place, *message.name())
+            }
+        };
+        Some((Arc::as_ptr(comm).addr(), place, name.tag))
+    }
+
+    /// Whether the call takes place in the thread that ends the group. Other calls take place
+    /// in the background.
+    pub(crate) fn blocks(&self) -> bool {
+        match self {
+            Task::Init(init) => init.blocking(),
+            Task::Child(child) => child.blocking(),
+            Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => true,
+        }
+    }
+}
+
+impl Holder for Task {
+    fn operation(&self) -> &dyn Operation {
+        match self {
+            Task::Init(init) => init,
+            Task::Child(child) => child,
+            Task::Collective(collective) => collective,
+            Task::Spanning(collective) => &**collective,
+            Task::Message(message) => message,
+            Task::Remote(message) => message,
+        }
+    }
+
+    fn operation_mut(&mut self) -> &mut dyn Operation {
+        match self {
+            Task::Init(init) => init,
+            Task::Child(child) => child,
+            Task::Collective(collective) => collective,
+            Task::Spanning(collective) => &mut **collective,
+            Task::Message(message) => message,
+            Task::Remote(message) => message,
+        }
+    }
+}
