@@ -1,9 +1,11 @@
 """The tables of measured times agree with the sentences about them. docs/hosts.md marks the cells
 in which Open MPI is ahead, and README.md says how many these are. README.md and docs/performance.md
-say in how many rows of docs/bench.txt a peer is ahead, and in how many cells of the table of an Intel
-Xeon in docs/performance.md, which marks these cells."""
+say in how many rows of docs/bench.txt a peer is ahead, and in how many cells of the tables of an EPYC
+and a Xeon in docs/performance.md, which marks these cells."""
 
 import re
+
+import pytest
 
 from support.paths import ROOT
 
@@ -32,11 +34,12 @@ def test_rows_in_which_a_peer_is_ahead_are_counted():
     assert f"In {ahead} of the {len(ratios)} rows of bench.txt" in (ROOT / "docs/performance.md").read_text()
 
 
-def test_rows_of_the_second_machine_are_bold_where_a_peer_is_ahead():
+@pytest.mark.parametrize("machine, name", [("On a faster AMD EPYC", "an EPYC"), ("On an Intel Xeon", "a Xeon")])
+def test_rows_of_one_machine_are_bold_where_a_peer_is_ahead(machine, name):
     page = (ROOT / "docs/performance.md").read_text()
-    section = page[page.index("### On an Intel Xeon"):]
+    section = page[page.index(f"### {machine}"):]
     section = section[:section.index("\n### ", 4)]
     cells = re.findall(r", (\**)([\d.]+)\** (?:Open MPI|MPICH|Gloo|PyTorch) \|", section)
     ahead = sum(float(ratio) < 1 for _, ratio in cells)
-    assert all(bool(bold) == (float(ratio) < 1) for bold, ratio in cells), "docs/performance.md: bold where a peer takes less time"
-    assert f"In {ahead} of the {len(cells)} rows" in section and f"in {ahead} of {len(cells)} rows" in README
+    assert len(cells) == 72 and all(bool(bold) == (float(ratio) < 1) for bold, ratio in cells), "docs/performance.md: bold where a peer takes less time"
+    assert f"In {ahead} of the {len(cells)} rows" in section and f"in {ahead} of {len(cells)} rows on {name}" in README
