@@ -73,7 +73,7 @@ wheel:
 	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
 
 # Everything that a release consists of: sources with all crates, binaries for both machines,
-# wheels, Debian packages, a bill of materials and checksums, in target/dist
+# wheels, Debian packages, the site, a bill of materials and checksums, in target/dist
 # (packaging/dist.py --help; ARGS='--machines x86_64 --parts wheels').
 dist:
 	$(PYTHON) packaging/dist.py $(ARGS)
@@ -229,8 +229,9 @@ docs:
 	@echo $(CURDIR)/target/doc/devicemesh/index.html
 	@$(PYTHON) docs/reference/build.py
 
-# The pages and the references of all languages as one searchable site, in target/site/html. Sphinx
-# and doxygen are fetched once, pinned; then nothing of the network is needed. A warning is an error.
+# Makes one searchable site of the pages and the references of all languages, in target/site/html.
+# The first build fetches Sphinx and doxygen, pinned. Later builds need no network. A warning is an
+# error.
 site:
 	@$(PYTHON) docs/site/build.py $(ARGS)
 

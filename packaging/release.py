@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`make release VERSION=0.2.0`: makes a release of a clean tree, and tags it.
 
-  1. It checks the tree, the version and the changelog.
+  1. It checks the tree, the version and the changelog, and fetches the tools that make the site.
   2. It writes the version wherever it stands, gives the changelog's section Unreleased the version
      and the date, records the C ABI, and commits that.
   3. It packs the crates and builds each from the packed files alone (crates.py).
@@ -18,6 +18,7 @@ real release fails, there is no tag, and the last line says how to undo what was
 
 import argparse
 import datetime
+import importlib.util
 import os
 import re
 import shutil
@@ -148,6 +149,9 @@ def lacking():
     }
     missing = [f"{tool} (Debian: {package})" for tool, package in tools.items() if not shutil.which(tool)]
     sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True).stdout.strip()
+    # The site's tools are installed into an environment of their own.
+    if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
+        missing.append("Python's venv (Debian: python3-venv)")
     for target in ("aarch64-unknown-linux-gnu", "x86_64-unknown-linux-musl"):
         if not (Path(sysroot) / "lib/rustlib" / target).exists():
             missing.append(f"Rust's target {target} (rustup target add {target})")
@@ -168,6 +172,8 @@ def dry_run(version, date):
             env={**os.environ, "CARGO_NET_OFFLINE": os.environ.get("CARGO_NET_OFFLINE", "true")})
     for what in lacking():
         print(f"a release here would need {what}")
+    if not (ROOT / "target/site-venv/requirements.txt").exists():
+        print("a release here would first fetch Sphinx and doxygen, so it would need the network")
     print(f"dry run: {version} could be released from {git('rev-parse', '--short', 'HEAD', cwd=ROOT)}")
 
 
@@ -176,6 +182,8 @@ def release(version, date):
     if missing := lacking():
         raise Refused("this machine lacks " + ", ".join(missing))
     before = git("rev-parse", "HEAD", cwd=ROOT)
+    # Sphinx and doxygen are fetched into target/ before anything is changed.
+    run(sys.executable, "docs/site/build.py", "--tools", cwd=ROOT)
     try:
         prepare(ROOT, version, date)
         git("add", "--all", cwd=ROOT)

@@ -62,7 +62,8 @@ def test_docs_readme_leads_to_every_page():
     """docs/README.md links to each page directly, or through the guide's index."""
     reached = {(index.parent / target.partition("#")[0]).resolve()
                for index in (ROOT / "docs/README.md", ROOT / "docs/guide/README.md") for target in links(index)}
-    wanted = {path.resolve() for path in (ROOT / "docs").rglob("*.md") if path.relative_to(ROOT / "docs").parts[0] not in ("reference", "site")}
+    wanted = {path.resolve() for path in (ROOT / "docs").rglob("*.md")
+              if path.relative_to(ROOT / "docs").parts[0] not in ("reference", "site")}
     assert wanted - reached <= {(ROOT / "docs/README.md").resolve()}
 
 

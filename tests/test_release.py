@@ -139,10 +139,34 @@ def test_a_place_that_is_gone_is_named(copy):
         git(copy, "checkout", "--quiet", "--force", "HEAD")
 
 
+def test_what_the_site_needs_is_known(monkeypatch):
+    """A release refuses a machine without venv before it commits anything."""
+    venv = "Python's venv (Debian: python3-venv)"
+    assert venv not in release.lacking()
+    monkeypatch.setattr(release.importlib.util, "find_spec", lambda name: None)
+    assert venv in release.lacking()
+
+
+def test_the_tools_of_the_site_are_fetched_before_the_commit(monkeypatch):
+    """Where they cannot be fetched, the release ends before it has changed anything."""
+    commands = []
+
+    def fail(*command, cwd):
+        commands.append(command[1:])
+        raise release.Refused("no Sphinx")
+
+    for name, value in (("check", lambda *_: None), ("lacking", list), ("run", fail), ("prepare", None)):
+        monkeypatch.setattr(release, name, value)
+    with pytest.raises(release.Refused, match="no Sphinx"):
+        release.release(VERSION, "2026-12-01")
+    assert commands == [("docs/site/build.py", "--tools")]
+
+
 @pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))
 def test_a_dry_run_works_and_changes_nothing(copy):
     before = git(copy, "rev-parse", "HEAD"), git(copy, "status", "--porcelain"), git(copy, "tag")
     said = run(sys.executable, "packaging/release.py", VERSION, "--dry-run", "--date", "2026-12-01", cwd=copy, timeout=170).stdout
     assert re.search(rf"^dry run: {re.escape(VERSION)} could be released from [0-9a-f]+$", said, re.M), said
     assert "CHANGELOG.md" in said and "devicemesh-tool: " in said, said
+    assert "a release here would first fetch Sphinx and doxygen, so it would need the network" in said, "the copy has no target/"
     assert (git(copy, "rev-parse", "HEAD"), git(copy, "status", "--porcelain"), git(copy, "tag")) == before

@@ -6,9 +6,11 @@ too, with warnings as errors. `make test` does without it, because the other tes
 missing and a link that leads nowhere."""
 
 import ast
+import importlib.util
 import json
 import re
 import sys
+import zlib
 from html import unescape
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -20,9 +22,8 @@ from support.paths import ROOT
 from support.processes import run
 from test_links import anchors
 
-sys.path.insert(0, str(ROOT / "docs/site"))
-import sequence  # noqa: E402
-import stage  # noqa: E402
+sys.path.append(str(ROOT / "docs/site"))
+from sitemaker import rust_reference, sequence, stage  # noqa: E402
 
 REFERENCES = {name for name in stage.INSTEAD.values() if name.startswith("reference/")}
 C_NAMES = re.compile(r"\b(dm_\w+)\(|^#define (DM_\w+) ", re.M)
@@ -42,8 +43,13 @@ def test_every_page_of_docs_is_in_the_contents(site):
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     pages -= {"docs/README.md", "docs/site/index.md", "docs/reference/mainpage.md"}
     assert not pages - site.placed, "docs/README.md has no table row for these pages"
-    for entry in re.findall(r"^/(.+\.md)$", "".join(path.read_text() for path in site.folder.rglob("*.md")), re.M):
-        assert (site.folder / entry).exists(), f"the contents have {entry}, which is not there"
+    # An entry is /PAGE or NAME </PAGE>.
+    staged = "".join(path.read_text() for path in site.folder.rglob("*.md"))
+    contents = "".join(re.findall(r"^```\{toctree\}\n:hidden:\n\n(.*?)^```", staged, re.M | re.S))
+    entries = [re.fullmatch(r"(?:.+ </(?P<named>.+)>|/(?P<page>.+))", line) for line in contents.splitlines()]
+    assert all(entries) and {"named", "page"} == {entry.lastgroup for entry in entries}, contents
+    missing = [entry[0] for entry in entries if not (site.folder / entry[entry.lastgroup]).is_file()]
+    assert not missing, f"the contents have pages that are not there: {missing}"
 
 
 def test_links_lead_to_pages_and_headings(site):
@@ -80,13 +86,27 @@ def test_landing_page_has_the_two_lines_of_the_readme(site):
     assert "<!-- README" not in landing and "| libdevicemesh |" in landing
 
 
+def exported(package, module):
+    """The names in a module's __all__, also those of `__all__ += errors.__all__`."""
+    names = set()
+    for node in ast.parse((package / f"{module}.py").read_text()).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AugAssign) else None
+        if target is None or ast.unparse(target) != "__all__":
+            continue
+        if isinstance(node.value, ast.List):
+            names |= set(ast.literal_eval(node.value))
+        else:
+            names |= exported(package, ast.unparse(node.value).removesuffix(".__all__"))
+    return names
+
+
 @pytest.mark.parametrize("package", ["bindings/python/devicemesh", "bindings/jax/devicemesh_jax"])
 def test_python_references_have_every_exported_name(site, package):
     page = (site.folder / stage.INSTEAD[f"{package}/__init__.py"]).read_text()
     documented = set(re.findall(r"^:::::\{py:\w+\} (\w+)", page, re.M))
-    tree = ast.parse((ROOT / package / "__init__.py").read_text())
-    (listed,) = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
-    assert set(listed) <= documented
+    listed = exported(ROOT / package, "__init__")
+    assert len(listed) > 3 and listed <= documented, sorted(listed - documented)
+    assert "errors.py" not in {path.name for path in (ROOT / package).iterdir()} or exported(ROOT / package, "errors") <= listed
 
 
 def test_go_reference_has_every_exported_name(site):
@@ -106,8 +126,71 @@ def test_unknown_lines_of_a_diagram_are_refused():
         sequence.svg("sequenceDiagram\nparticipant A as a\nloop every minute", "a loop")
 
 
+@pytest.fixture(scope="module")
+def build():
+    """docs/site/build.py as a module."""
+    spec = importlib.util.spec_from_file_location("build_of_the_site", ROOT / "docs/site/build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name, text", [
+    ("a.html", '<p><script async src="https://cdn.example/x.js"></script>'),
+    ("a.html", "<link rel='stylesheet' href='//fonts.example/x.css'>"),
+    ("a.css", "body { background: url(http://example.org/x.png) }"),
+    ("a.svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"><image xlink:href="https://example.org/x.png"/></svg>'),
+    ("a.js", 'const more = await import("https://cdn.example/x.js")'),
+    ("a.js", 'script.src = "//cdn.example/x.js"'),
+])
+def test_files_of_other_hosts_are_found(build, tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert len(build.foreign(tmp_path)) == 1
+
+
+def test_links_and_names_are_no_files_of_other_hosts(build, tmp_path):
+    (tmp_path / "a.html").write_text('<a href="https://example.org/"><img src="x.png"></a>')
+    (tmp_path / "a.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><a href="https://example.org/"/></svg>')
+    (tmp_path / "a.js").write_text('element.setAttribute("href", "https://example.org/")')
+    assert build.foreign(tmp_path) == []
+
+
+def test_only_a_missing_network_lets_the_tests_skip(build):
+    """What pip says without a network, and with a package that has another hash."""
+    retry = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('HTTPSConnectionPool(...'\n"
+    none = "ERROR: Could not find a version that satisfies the requirement babel==2.19.0 (from versions: none)\n"
+    disk = "ERROR: Could not install packages due to an OSError: "
+    assert build.is_offline(retry + none)
+    assert build.is_offline(disk + "HTTPSConnectionPool(host='files.pythonhosted.org', port=443): Max retries exceeded with url: /x\n")
+    assert not build.is_offline(none)
+    for told in ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n", disk + "[Errno 28] No space left\n"):
+        assert not build.is_offline(told) and not build.is_offline(retry + told), told
+
+
+RUSTDOC = '''<nav class="sidebar"><ul><li><a href="#method.size">size</a></li></ul></nav>
+<section id="method.size" class="method"><h4 class="code-header">pub fn size()</h4></section></summary>\
+<div class="docblock"><p>A size.</p></div>'''
+
+
+def rustdoc_page(folder, text):
+    (folder / "crate").mkdir()
+    (folder / "crate/all.html").write_text('<li><a href="struct.View.html">View</a></li>')
+    (folder / "crate/struct.View.html").write_text(text)
+    return rust_reference.pages(folder)["reference/rust.md"]
+
+
+def test_rust_reference_has_methods(tmp_path):
+    assert 'crate/struct.View.html#method.size">size</a>: A size.' in rustdoc_page(tmp_path, RUSTDOC)
+
+
+@pytest.mark.parametrize("old, new", [('class="method"', 'class="fn"'), ("<nav ", "<div "), ("code-header", "code")])
+def test_html_that_rustdoc_did_not_write_before_is_refused(tmp_path, old, new):
+    with pytest.raises(LookupError, match="methods that were not found"):
+        rustdoc_page(tmp_path, RUSTDOC.replace(old, new))
+
+
 def dead_links(html):
-    """The links of the site's own pages that lead to no file or to no place in it."""
+    """The links of the site's own pages whose file or anchor does not exist."""
     places, dead = {}, []
     for path in sorted(html.rglob("*.html")):
         if path.relative_to(html).parts[0] == "rust":
@@ -132,6 +215,42 @@ def html(tmp_path_factory):
     return out / "html"
 
 
+def cpp_names():
+    """The public names that devicemesh.hpp declares in namespace dm, such as BasicMesh::size,
+    nothrow::init and Op::sum, without deleted functions."""
+    text = re.sub(r"//[^\n]*", "", (ROOT / "include/devicemesh.hpp").read_text().replace("}  // namespace detail", "}@detail"))
+    text = re.sub(r"^namespace detail \{$.*?^\}@detail$", "", text, flags=re.M | re.S)
+    text = text[text.index("\nnamespace dm {"):text.index("template <> struct std::hash")]
+    found, inner, owner, is_public = set(), "", None, True
+    for line in text.splitlines():
+        kind = re.match(r"(?:template <.*> )?(class|struct|enum class) (?:\[\[nodiscard\]\] )?(\w+)", line)
+        function = re.search(r"(?:^|[ *&])(operator ?(?:\(\)|[^\s(]+)|~?(?!sizeof|decltype)\w+)\(", line)
+        name = re.match(r" *using (\w+) =", line) or re.match(r"  [\w:<>,*& ]+ \*?(\w+)(?: = .+|\{.*\})?;$", line) or function
+        if line == "namespace nothrow {":
+            inner = "nothrow::"
+        elif kind:
+            owner, is_public = None if line.endswith((";", "{};")) else kind[2], kind[1] != "class"
+            found.add(kind[2])
+            if kind[1] == "enum class" and line.endswith("};"):
+                found |= {f"{kind[2]}::{value}" for value in re.findall(r"(\w+) = ", line)}
+        elif line.startswith(("};", "public:", "private:")):
+            owner, is_public = None if line == "};" else owner, line == "public:"
+        elif re.match(r" {2}\w+ = DM_\w+,?$", line) and owner:
+            found.add(f"{owner}::{line.split()[0]}")
+        elif "= delete" in line or not re.match(r"\S" if owner is None else r" {2}[\w\[~]", line) or not is_public and owner:
+            continue
+        elif name:
+            found.add(inner + (f"{owner}::" if owner else "") + name[1])
+    return found
+
+
+def declared_names(html, domain):
+    """The names of the entries of one of Sphinx's domains, from the list that Sphinx makes for other
+    sites."""
+    inventory = zlib.decompress((html / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    return set(re.findall(rf"^(.+?) {domain}:\w+ -?\d+ ", inventory, re.M))
+
+
 # One worker of pytest-xdist makes the site for both tests.
 @pytest.mark.long
 @pytest.mark.lengthy
@@ -142,7 +261,10 @@ def test_whole_site(html):
     declared = {name for names in C_NAMES.findall(header) for name in names if name}
     there = set(re.findall(r' id="c\.(\w+)"', "".join(path.read_text() for path in (html / "reference/c").glob("*.html"))))
     assert len(declared) > 50 and declared <= there, f"not in the reference: {sorted(declared - there)}"
-    # A name in a sentence leads to its place.
+    entries = {re.sub(r"<[^:]*>", "", name.removeprefix("dm::")) for name in declared_names(html, "cpp")}
+    missing = cpp_names() - entries
+    assert len(cpp_names()) > 300 and not missing, f"not in the reference of C++: {sorted(missing)}"
+    # A name in a sentence leads to its entry.
     assert 'href="../reference/c/making-meshes.html#c.dm_init"' in (html / "docs/errors.html").read_text()
     # The search knows the stems of words on pages, in the references, and of rustdoc's items.
     index = (html / "searchindex.js").read_text()
@@ -150,6 +272,9 @@ def test_whole_site(html):
     for word in ("torchrun", "dm_get_comm", "local_shard", "goroutin", "from_rank_arrai"):
         assert word in terms, f"the search does not find {word}"
     assert (html / "rust/devicemesh/comm/struct.View.html").exists()
+    # rust/c is the folder of another reference in target/doc, and ccl and ffi are modules.
+    assert {path.parent.name for path in (html / "rust").glob("*/all.html")} == {"devicemesh", "hostccl", "recording"}
+    assert not (html / "rust/c").exists() and (html / "rust/devicemesh/ccl/index.html").exists()
     assert not (html / "_downloads").exists(), "a page leads to a file that has no page"
     assert dead_links(html) == []
 
@@ -159,10 +284,11 @@ def test_whole_site(html):
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("site")
 def test_in_a_browser(html):
-    """The first screen has the two lines and the picture, on a desk and on a phone. On a phone's width
-    no page is wider than the screen, apart from code and tables, which scroll by themselves."""
+    """The first screen has the two lines and the picture, on a desktop and on a phone screen. On a
+    phone's width no page is wider than the screen, apart from code and tables, which scroll by
+    themselves."""
     if not chromium():
-        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
+        pytest.skip("no Chromium here, so no page was measured (Debian: apt-get install chromium; .ci/run does not install it)")
     pages = [path.relative_to(html).as_posix() for path in sorted(html.rglob("*.html")) if "rust" not in path.relative_to(html).parts]
     wanted = [("index.html", 1280, 800), *((page, 390, 844) for page in pages)]
     told = measured(html, wanted)

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from support import pinned  # noqa: E402  (pip and pinned wheels under target/)
 
-# The comments as they are, with their own paragraphs. For HTML doxygen takes the first sentence out.
+# The comments as they are, with their own paragraphs. For HTML doxygen takes the first sentence
+# out.
 XML = """
 GENERATE_HTML = NO
 GENERATE_XML = YES

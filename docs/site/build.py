@@ -3,15 +3,18 @@
 in target/site/html. A warning of doxygen, rustdoc or Sphinx is an error, and so is a link that leads
 nowhere.
 
-    build.py [--out FOLDER] [--without-rust]
+    build.py [--out FOLDER] [--tools]
 
 The tools are fetched once: Sphinx, its theme and MyST into target/site-venv (requirements.txt, with
 hashes), doxygen as a wheel (docs/reference/build.py). With the tools, the build needs no network, and
-the site needs none either: it has no script, style, font or picture of another host. Where the tools
-cannot be had, this ends with 77."""
+the site needs none either: it has no script, style, font or picture of another host. `--tools`
+fetches the tools, and makes no site.
+
+Exits with 77 if the tools cannot be installed, because venv or the network is missing."""
 
 import argparse
 import fcntl
+import importlib.util
 import os
 import re
 import shutil
@@ -25,9 +28,17 @@ HERE = ROOT / "docs/site"
 TARGET = ROOT / "target"
 # The crates whose documentation programs need. The others are inner parts of these.
 CRATES = ["devicemesh", "hostccl", "devicemesh-recording"]
-# What loads something: an attribute in HTML, an import or a url in CSS. A link loads nothing.
-LOADS = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=\"(?:https?:)?//[^\"]*\"|"
-                   r"@import\s+[^;]*https?:|url\(\s*['\"]?(?:https?:)?//[^)]*\)")
+# Matches the places where a page loads a file. An `<a>` loads nothing. In scripts and pictures most
+# addresses are links for readers and names of XML's namespaces, so their other uses are named here.
+ELSEWHERE = r"(?:https?:|wss?:)?//"
+STYLES = rf"@import\s[^;]*https?:|url\(\s*['\"]?{ELSEWHERE}[^)]*\)"
+LOADS = {
+    ".html": re.compile(rf"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=[\"']{ELSEWHERE}[^\"']*|{STYLES}"),
+    ".svg": re.compile(rf"<(?:image|use|script|feImage)\b[^>]*?\bhref=[\"']{ELSEWHERE}[^\"']*|{STYLES}"),
+    ".css": re.compile(STYLES),
+    ".js": re.compile(r"(?:\bimport\b|\bfetch\(|importScripts|new (?:Worker|WebSocket|EventSource)|\.open\(|\.src ?=|sendBeacon)"
+                      rf"[^;\n]{{0,80}}?['\"`]{ELSEWHERE}[^'\"`]*"),
+}
 UNAVAILABLE = 77
 
 
@@ -37,24 +48,44 @@ def run(*command, **options):
         sys.exit(done.returncode)
 
 
-def site_python():
-    """The interpreter of target/site-venv, where what requirements.txt pins is installed once."""
-    folder, wanted = TARGET / "site-venv", (HERE / "requirements.txt").read_text()
-    complete = folder / "requirements.txt"
+def locked(name):
+    """A file in target/ that this process has locked until the file is closed."""
     TARGET.mkdir(exist_ok=True)
-    with open(TARGET / "site-venv.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not complete.exists() or complete.read_text() != wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-            pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            pins = ["--require-hashes", "--only-binary=:all:", "-r", HERE / "requirements.txt"]
-            for command in ([sys.executable, "-m", "venv", folder], [*pip, *pins]):
-                done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-                if done.returncode != 0:
-                    print(f"no Sphinx: docs/site/requirements.txt cannot be installed ({(done.stderr or done.stdout).strip()[-300:]})")
-                    sys.exit(UNAVAILABLE)
-            complete.write_text(wanted)
-    return folder / "bin/python"
+    file = open(TARGET / name, "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def is_offline(told):
+    """Whether pip's output says that pip reached no index. A hash that differs, a version that no index
+    has or a full disk is an error, which nobody should miss."""
+    _, retried, last = told.rpartition("connection broken by")
+    end = last.partition("\n")[2] if retried else told
+    return bool(retried) and "(from versions: none)" in end or bool(re.search("Max retries exceeded|Read timed out", end))
+
+
+def site_python():
+    """Returns the interpreter of target/site-venv, and first installs the packages of requirements.txt
+    if they are missing."""
+    folder, wanted = TARGET / "site-venv", (HERE / "requirements.txt").read_text()
+    complete, python = folder / "requirements.txt", folder / "bin/python"
+    with locked("site-venv.lock"):
+        if complete.exists() and complete.read_text() == wanted:
+            return python
+        shutil.rmtree(folder, ignore_errors=True)
+        if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
+            print("no Sphinx: this Python has no venv (Debian: apt-get install python3-venv)")
+            sys.exit(UNAVAILABLE)
+        run(sys.executable, "-m", "venv", folder)
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary=:all:",
+               "-r", HERE / "requirements.txt"]
+        done = subprocess.run([str(word) for word in pip], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            print(done.stdout.strip()[-2000:])
+            print(f"no Sphinx: pip {'reaches no index for' if is_offline(done.stdout) else 'cannot install'} docs/site/requirements.txt")
+            sys.exit(UNAVAILABLE if is_offline(done.stdout) else 1)
+        complete.write_text(wanted)
+    return python
 
 
 def doxygen(folder):
@@ -67,42 +98,52 @@ def doxygen(folder):
     return folder
 
 
-def rustdoc():
-    """The documentation of the crates as HTML, in a target folder of cargo's."""
+def rustdoc(folder):
+    """Makes the crates' HTML documentation, and returns the folder."""
+    # target/doc has the other crates too, and pages of items that are gone. The compiled
+    # dependencies stay in a folder that all builds of the site share.
+    cargo = TARGET / "site-cargo"
     packages = [word for crate in CRATES for word in ("--package", crate)]
-    run("cargo", "doc", "--no-deps", "--features", "cudarc", "--quiet", *packages, env={**os.environ, "RUSTDOCFLAGS": "-D warnings"})
-    return Path(os.environ.get("CARGO_TARGET_DIR", TARGET)) / "doc"
+    environment = {name: value for name, value in os.environ.items() if name != "CARGO_BUILD_TARGET"}
+    with locked("site-cargo.lock"):
+        shutil.rmtree(cargo / "doc", ignore_errors=True)
+        run("cargo", "doc", "--target-dir", cargo, "--no-deps", "--features", "cudarc", "--quiet", *packages,
+            env={**environment, "RUSTDOCFLAGS": "-D warnings"})
+        shutil.copytree(cargo / "doc", folder, ignore=shutil.ignore_patterns(".lock"))
+    return folder
 
 
 def foreign(html):
-    """What pages of the site would load from other hosts."""
+    """Lists the files that pages would load from other hosts."""
     found = []
-    for path in html.rglob("*"):
-        if path.suffix in (".html", ".css"):
-            found += [f"{path.relative_to(html)}: {load[0][:120]}" for load in LOADS.finditer(path.read_text(errors="replace"))]
+    for path in sorted(html.rglob("*")):
+        if path.suffix in LOADS:
+            loads = LOADS[path.suffix].finditer(path.read_text(errors="replace"))
+            found += [f"{path.relative_to(html)}: {load[0][:120]}" for load in loads]
     return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TARGET / "site")
-    parser.add_argument("--without-rust", action="store_true", help="leave out rustdoc, which compiles the crates' dependencies")
+    parser.add_argument("--tools", action="store_true", help="fetch the tools, try doxygen, and make no site")
     options = parser.parse_args()
     began, out = time.monotonic(), options.out.resolve()
     python = site_python()
-    for name in ("source", "html", "doxygen"):
-        shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    words = ["--xml", doxygen(out / "doxygen")]
-    if not options.without_rust:
-        words += ["--rustdoc", rustdoc()]
+    xml = doxygen(out / "doxygen")
+    if options.tools:
+        return
+    for name in ("source", "html", "rustdoc", "doctrees"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    crates = rustdoc(out / "rustdoc")
     version = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
-    environment = {**os.environ, "DM_SITE": str(HERE), "DM_VERSION": version, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}
-    run(python, HERE / "sources.py", out / "source", *words, env=environment)
-    run(python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", HERE, "-d", out / "doctrees", out / "source", out / "html",
-        env=environment)
-    if not options.without_rust:
-        shutil.copytree(words[-1], out / "html/rust", ignore=shutil.ignore_patterns("c", ".lock"))
+    environment = {**os.environ, "DM_VERSION": version, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}
+    run(python, "-m", "sitemaker.sources", out / "source", "--xml", xml, "--rustdoc", crates, env=environment)
+    # Without -d the site would have Sphinx's own files in html/.doctrees.
+    sphinx = [python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", HERE / "sitemaker", "-d", out / "doctrees"]
+    run(*sphinx, out / "source", out / "html", env=environment)
+    shutil.move(crates, out / "html/rust")
     if loads := foreign(out / "html"):
         sys.exit("these would be loaded from other hosts:\n" + "\n".join(loads))
     files = [path for path in (out / "html").rglob("*") if path.is_file()]

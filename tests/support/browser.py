@@ -11,8 +11,8 @@ from html import unescape
 
 from .processes import environment, run
 
-# For each (page, width, height): the right edge of the widest element that cannot scroll by itself, and
-# the lower edges of the first code and of the first picture that is shown.
+# For each (page, width, height): the right edge of the widest element that cannot scroll by itself,
+# and the lower edges of the first code and of the first picture that is shown.
 SCRIPT = """<pre id="told"></pre><script>
 const told = [];
 function edges(frame) {
@@ -70,7 +70,7 @@ def measured(html, wanted):
 
 
 def told_by(html, wanted, folder):
-    """The answer of a Chromium that writes into `folder`."""
+    """Runs Chromium with `folder` as its home, and returns what the page measured."""
     script = (SCRIPT % json.dumps(wanted)).encode()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Pages, script, directory=str(html))) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -26,7 +26,7 @@ def parse(text):
     names, steps = {}, []
     first, *lines = [line.strip() for line in text.strip().splitlines()]
     if first != "sequenceDiagram":
-        raise ValueError(f"{first!r} is no sequence diagram, and docs/site/sequence.py draws no other diagrams")
+        raise ValueError(f"{first!r} is no sequence diagram, and docs/site/sitemaker/sequence.py draws no other diagrams")
     for line in filter(None, lines):
         participant = re.fullmatch(r"participant (\w+) as (.+)", line)
         note = re.fullmatch(r"Note over (\w+)(?:,(\w+))?: (.+)", line)

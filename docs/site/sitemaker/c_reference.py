@@ -1,24 +1,25 @@
 """The references of C and C++ as pages of the site, from what doxygen has read in the headers (XML).
 
 Each heading of a header (`/* ---- views of a mesh ---- */`) is a group of doxygen's, and a page here.
-hostccl.h is one page. What a page declares has its place in Sphinx's domains of C and C++, so
-every mention of it can lead there."""
+hostccl.h is one page. Each declaration becomes an entry of Sphinx's domain of C or C++, and names.py
+links names in the text to these entries. Sphinx refuses a declaration that it cannot parse."""
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
-from markup import code, description, paragraphs, plain
-from sphinx.domains.cpp import DefinitionParser
-from sphinx.util.cfamily import DefinitionError
+from . import ROOT
+from .markup import code, description, paragraphs, plain
 
-ROOT = Path(__file__).resolve().parents[2]
 HEADERS = {  # the file's name -> (page, prefix of its groups, language, title)
     "devicemesh.h": ("c", "c_", "c", "C: devicemesh.h"),
     "devicemesh.hpp": ("cpp", "cpp_", "cpp", "C++: devicemesh.hpp"),
     "hostccl.h": ("hostccl", "hostccl_", "c", "C: hostccl.h"),
 }
+# Comments in a header say so. On the pages these words are a link to the head's page.
+HEAD_OF_FILE = "the head of this file"
+HEAD_OF_PAGE = "../{}.md#what-holds-for-all-of-it"
+
 
 class Doxygen:
     """The compounds (groups, structs, classes, files) that doxygen has written, by identifier."""
@@ -43,7 +44,8 @@ class Doxygen:
         return sorted((node for node in groups if node.findtext("compoundname").startswith(prefix)), key=self.begin)
 
     def home(self, compound):
-        """The group in which a struct or class is defined. A group before may declare it."""
+        """The group in which a struct or class is defined."""
+        # An earlier group may have a forward declaration of the struct.
         own = [node for node in self.compounds.values() if node.get("kind") == "group"
                and any(inner.get("refid") == compound.get("id") for inner in node.findall("innerclass"))]
         return max((node for node in own if self.begin(node) <= line(compound)), key=self.begin)
@@ -66,34 +68,25 @@ class Writer:
 
     def __init__(self, language, taken):
         self.language = language
-        # The names that have a place already: nccl.h's types stand in two headers.
+        # Names that have an entry. devicemesh.h and hostccl.h both declare NCCL's types, which get
+        # one entry.
         self.taken = taken
 
     def directive(self, depth, kind, head, body):
-        """A directive. One that encloses others has the longer fence."""
+        """Returns a directive's lines. A directive that contains others needs a longer fence than
+        they have."""
         fence = ":" * (6 - depth)
         return [f"{fence}{{{self.language}:{kind}}} {head}", "", *body, "", fence, ""]
 
     def listing(self, head, body):
-        """A declaration without a place of its own."""
+        """Returns the lines of a declaration that gets no entry of its own."""
         return [f"```{self.language}", head, "```", "", *body, ""]
 
     def is_taken(self, name):
-        """Whether a declaration of this name has a place already."""
+        """Whether a name has an entry already. It counts as taken from now on."""
         found = name in self.taken
         self.taken.add(name)
         return found
-
-    def parses(self, kind, head):
-        if self.language == "c":
-            return True
-        parser = DefinitionParser(head, location=None, config=SimpleNamespace(cpp_id_attributes=[], cpp_paren_attributes=[]))
-        try:
-            parser.parse_declaration(kind, kind)
-            parser.assert_end()
-            return True
-        except DefinitionError:
-            return False
 
     def member(self, node, depth=0, scope=""):
         """The lines of a function, a constant, a type or a field."""
@@ -103,11 +96,11 @@ class Writer:
             return self.macro(node, name, body, depth)
         if kind == "enum":
             return self.enum(node, scope + name, body, depth)
-        kinds = {"function": "function", "friend": "function", "variable": "member", "typedef": "type"}
+        kinds = {"function": "function", "variable": "member", "typedef": "type"}
         head = head_of(node, scope)
         if kind not in kinds:
-            raise ValueError(f"doxygen lists {name} as {kind}, and docs/site/c_reference.py does not know how to write that")
-        if self.language == "c" and depth == 0 and self.is_taken(name) or not self.parses(kinds[kind], head):
+            raise ValueError(f"doxygen lists {name} as {kind}, and docs/site/sitemaker/c_reference.py does not know how to write that")
+        if self.language == "c" and depth == 0 and self.is_taken(name):
             return self.listing(head, body)
         return self.directive(depth, kinds[kind], head, body)
 
@@ -136,20 +129,19 @@ class Writer:
                 body += ["", f":::{{rubric}} {section.findtext('header')}", ":::", ""]
                 body += paragraphs(section.find("description"), self.language)
             for member in section.findall("memberdef"):
-                if member.get("prot", "public") == "public" and (member.get("kind") != "friend"):
+                if member.get("prot", "public") == "public" and member.get("kind") != "friend":
                     body += ["", *self.member(member, 1)]
-        head = template(node) + name
-        kind = "class" if node.get("kind") == "class" else "struct"
-        if not self.parses("class", head):
-            raise ValueError(f"Sphinx does not understand {head!r}")
         self.taken.add(name)
-        return self.directive(0, kind, head, body)
+        return self.directive(0, "class" if node.get("kind") == "class" else "struct", template(node) + name, body)
 
 
 def template(node):
+    """The `template<...> ` of a declaration, or ""."""
     parameters = node.find("templateparamlist")
     if parameters is None:
         return ""
+    if any(plain(param.find("type")).count("<") != plain(param.find("type")).count(">") for param in parameters.findall("param")):
+        return template_of_source(node)
     written = []
     for param in parameters.findall("param"):
         words = plain(param.find("type"))
@@ -157,6 +149,14 @@ def template(node):
         words += f" {name}" if name else ""
         written.append(words + (f" = {plain(default)}" if default is not None else ""))
     return f"template<{', '.join(written)}> "
+
+
+def template_of_source(node):
+    """The `template<...> ` as the header has it. doxygen takes the comma in a parameter such as
+    `std::enable_if_t<..., int> = 0` for its end, and loses the rest."""
+    lines = (ROOT / node.find("location").get("file")).read_text().splitlines()[:line(node) - 1]
+    begin = max(number for number, text in enumerate(lines) if text.lstrip().startswith("template <"))
+    return " ".join(text.strip() for text in lines[begin:]).replace("template <", "template<") + " "
 
 
 def head_of(node, scope):
@@ -182,8 +182,10 @@ def declarations(doxygen, node):
     """What a group declares, in the order of the header."""
     structs = {compound.findtext("compoundname"): compound for inner in node.findall("innerclass")
                if (compound := doxygen.compounds[inner.get("refid")]) is not None and doxygen.home(compound) is node}
-    # The typedef of a C struct says nothing that the struct does not say.
-    members = [member for section in node.findall("sectiondef") for member in section.findall("memberdef")
+    # A namespace within the group is no group of its own.
+    nodes = [node, *(doxygen.compounds[inner.get("refid")] for inner in node.findall("innernamespace"))]
+    # The typedef of a C struct is left out, because the struct's entry has the same name.
+    members = [member for one in nodes for section in one.findall("sectiondef") for member in section.findall("memberdef")
                if not (member.get("kind") == "typedef" and member.findtext("name") in structs)]
     return sorted([*members, *structs.values()], key=line)
 
@@ -219,11 +221,11 @@ def group_pages(doxygen, groups, page, writer):
     """(pages, rows of the table of contents, entries of the navigation) of the groups of a header."""
     out, rows, entries = {}, [], []
     language = {"c": "C", "cpp": "C++"}[writer.language]
-    head = f"[the head of the header](../{page}.md#what-holds-for-all-of-it)"
+    head = f"[the head of the header]({HEAD_OF_PAGE.format(page)})"
     for node in groups:
         title = title_of(node)
         name = f"{page}/{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}"
-        lines = [one.replace("the head of this file", head) for one in group_lines(doxygen, node, writer)]
+        lines = [one.replace(HEAD_OF_FILE, head) for one in group_lines(doxygen, node, writer)]
         rows.append(f"| [{title}]({name}.md) | {names(doxygen, node)} |")
         entries.append(f"{title} <{name}>")
         out[f"reference/{name}.md"] = "\n".join([f"# {title} ({language})", "", *lines]) + "\n"
@@ -237,14 +239,18 @@ def pages(folder):
         writer, groups = Writer(language, taken), doxygen.groups(prefix)
         if not groups:
             raise LookupError(f"doxygen found no groups in {header}")
+        mentions = re.sub(r"[\s*/]+", " ", (ROOT / "include" / header).read_text()).count(HEAD_OF_FILE)
         about = description(doxygen.file(header), language)
         if page == "hostccl":
             body = [about, *([f"## {title_of(node)}", "", *group_lines(doxygen, node, writer)] for node in groups)]
         else:
             made, rows, entries = group_pages(doxygen, groups, page, writer)
             out.update(made)
+            mentions -= sum(text.count(f"]({HEAD_OF_PAGE.format(page)})") for text in made.values())
             # The contents stand before the long comment of the file.
             body = [["## Contents", "", "| part | what is in it |", "|---|---|", *rows], ["## What holds for all of it"], about,
                     ["```{toctree}", ":hidden:", "", *entries, "```"]]
+        if mentions:
+            raise LookupError(f"{header} says {HEAD_OF_FILE!r} in {mentions} places that have no link to the head's page")
         out[f"reference/{page}.md"] = "\n".join([f"# {title}", *(text for part in body for text in ("", *part))]) + "\n"
     return out

@@ -1,5 +1,5 @@
-"""Sphinx's extension for names. `dm_init` in a sentence or a table leads to its place in the reference, and
-so does `dm::Mesh`. The search finds functions, and not each of their parameters."""
+"""Sphinx's extension that links names in the text, such as `dm_init` and `dm::Mesh`, to the
+reference. Parameters are left out of the search index."""
 
 import re
 
@@ -9,7 +9,7 @@ from sphinx.domains.cpp import CPPDomain
 from sphinx.util.nodes import make_refnode
 
 NAME = re.compile(r"((?:dm|DM|DEVICEMESH|hostccl|HOSTCCL|nccl)_?\w+|dm(?:::\w+)+)(?:\(\))?")
-# The kinds of names that have a place of their own. A parameter has none.
+# The kinds of names that a name in the text may link to. Parameters are not among them.
 KINDS = {"function", "macro", "struct", "type", "member", "class", "enum", "var"}
 
 
@@ -24,9 +24,9 @@ class Cpp(CPPDomain):
 
 
 def places(app):
-    """name -> (page, anchor) of everything in the references of C and C++."""
+    """name -> (page, anchor) of the declarations in the references of C and C++."""
     found = {}
-    for domain in ("cpp", "c"):  # where both have a name, the one of C wins
+    for domain in ("cpp", "c"):  # a name that both have links to C's entry
         for name, _, kind, page, anchor, _ in app.env.get_domain(domain).get_objects():
             if kind in KINDS:
                 found[name] = (page, anchor)

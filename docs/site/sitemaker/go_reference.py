@@ -33,7 +33,7 @@ def is_exported(name):
 
 
 def exported_part(code):
-    """A struct or a block of constants without what is not exported."""
+    """Removes the unexported fields or constants of a declaration."""
     if not re.search(r"(struct|interface) \{$|^(const|var) \($", code[0]):
         return code
     kept, comment, is_kept = [], [], True
@@ -64,7 +64,8 @@ def items(path):
             end = at
             if re.search(r"[({]$", line):
                 end = next(number for number in range(at + 1, len(lines)) if re.match(r"^[)}]", lines[number]))
-                if re.match(r"^\).*\{$", lines[end]):  # the parameters of a function stood on several lines
+                # The parameters of a function may take several lines.
+                if re.match(r"^\).*\{$", lines[end]):
                     end = next(number for number in range(end + 1, len(lines)) if lines[number] == "}")
             code = lines[at:end + 1]
             if line.startswith("func"):

@@ -1,21 +1,18 @@
-"""Writes the sources of the site: the staged pages and the references. build.py calls this with the
-interpreter that has Sphinx, whose parser of C++ the reference uses.
+"""Writes the sources of the site: the staged pages and the references.
 
-    sources.py FOLDER --xml DOXYGEN'S [--rustdoc RUSTDOC'S]"""
+    python -m sitemaker.sources FOLDER --xml XML_FOLDER --rustdoc RUSTDOC_FOLDER"""
 
 import argparse
 from pathlib import Path
 
-import c_reference
-import rust_reference
-import stage
+from . import c_reference, rust_reference, stage
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--xml", type=Path, required=True)
-    parser.add_argument("--rustdoc", type=Path)
+    parser.add_argument("--rustdoc", type=Path, required=True)
     options = parser.parse_args()
     generated = {**stage.packages(), **c_reference.pages(options.xml), **rust_reference.pages(options.rustdoc)}
     site = stage.Site(options.folder, generated)

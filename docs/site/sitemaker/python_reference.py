@@ -2,8 +2,8 @@
 is imported, so neither the library nor numpy nor JAX has to be there.
 
 The page has the names in the package's __all__, in the order of the modules that define them. A
-public method that a class inherits from another class of the package belongs to the class, because
-the base classes are no part of the interface."""
+method inherited from a base class in the package is listed under the subclass, because the base
+classes are not public."""
 
 import ast
 import inspect
@@ -35,7 +35,8 @@ class Package:
         return names
 
     def home(self, name, module="__init__"):
-        """(module, node) of the definition of a name that a module has; None of a foreign one."""
+        """Returns (module, node) of a name's definition, or None if the name comes from another
+        package."""
         for node in self.modules[module].body:
             if name in (getattr(node, "name", None), assigned(node)) and not is_overload(node):
                 return module, node
@@ -94,7 +95,7 @@ def signature(node, without_first):
     arguments = node.args
     if without_first:
         (arguments.posonlyargs or arguments.args).pop(0)
-    # A parameter that nobody may use: it refuses positional arguments with a message.
+    # `*args: NoReturn` only refuses positional arguments with a message, so it is not shown.
     if arguments.vararg and ast.unparse(arguments.vararg.annotation or ast.Constant(None)) == "NoReturn":
         arguments.vararg = None
     result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
@@ -144,7 +145,8 @@ def prose(text):
 
 
 def directive(depth, kind, head, body, options=()):
-    """A directive. One that encloses others has the longer fence."""
+    """Returns a directive's lines. A directive that contains others needs a longer fence than they
+    have."""
     fence = ":" * (5 - depth)
     return [f"{fence}{{py:{kind}}} {head}", *(f":{option}" for option in options), "", *body, "", fence, ""]
 
@@ -193,7 +195,7 @@ def of_alias(package, module, node):
 
 
 def docstring(package, module, node):
-    """A class's docstring, or that of the class whose docstring it takes (`__doc__ = Other.__doc__`)."""
+    """A class's docstring, or the docstring of the class that `__doc__ = Other.__doc__` names."""
     own = ast.get_docstring(node)
     if own:
         return own

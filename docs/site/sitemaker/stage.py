@@ -6,28 +6,25 @@ pages stay as GitHub has them. The copies differ from the pages in these things:
 - Pictures have two copies, one for the light and one for the dark site. On GitHub the picture itself
   follows the reader's setting.
 - Diagrams of mermaid are pictures (sequence.py).
-- docs/README.md has become a page for each of its sections, and the tables in it are the site's
-  contents. A page that no table names is not part of the site's contents."""
+- Each section of docs/README.md becomes a page, and its tables are the site's contents. A page that
+  no table lists is reached only by links and the search."""
 
 import os
 import re
 import shutil
-from pathlib import Path
 from urllib.parse import unquote
 
-import go_reference
-import python_reference
-import sequence
+from . import ROOT, go_reference, python_reference, sequence
 
-ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs/README.md"
 LANDING = "index.md"
 CODE = r"^(?P<fence>```|~~~)(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=fence)$|`(?:[^`\n]|\n(?!\n))*`"
 LINK = r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\(<?(?P<target>[^)<>\s]+)>?(?:\s+\"[^\"]*\")?\)"
 PARTS = re.compile(f"{CODE}|{LINK}", re.M | re.S)
-# A text of a link that is a file's or a folder's name.
+# Matches a link text that is only a file's or folder's name.
 PATH = re.compile(r"(?:\.\./)*(?:[\w-]+/)*(?:[\w-]+\.md|[\w-]+/|[\w-]+/[\w-]+)")
-# Pages that take the place of a file or a folder. The generators below write them.
+# The pages of the site that take the place of a file or a folder: the landing page, the list of the
+# examples, and the references, which other files of this folder generate.
 INSTEAD = {
     "README.md": LANDING,
     "docs/README.md": LANDING,
@@ -44,7 +41,7 @@ LANGUAGES = {
     ".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".rs": "rust", ".py": "python", ".go": "go", ".yaml": "yaml",
     ".sbatch": "bash", ".service": "ini", ".cmake": "cmake", ".toml": "toml",
 }
-# Sections of docs/README.md whose pages stand directly in the site's contents.
+# Sections without a page of their own. Their pages are top-level entries of the navigation.
 WITHOUT_PAGE = {"Tutorial"}
 
 
@@ -64,7 +61,8 @@ def first_cells(body):
 
 
 def contents(listed):
-    """A table of contents, which only the site's navigation shows: page -> its name there, or "" for its title."""
+    """A table of contents, which only the site's navigation shows: page -> its name there, or "" for
+    its title."""
     entries = [f"{name} </{page}>" if name else f"/{page}" for page, name in listed.items()]
     return "\n".join(["", "```{toctree}", ":hidden:", "", *entries, "```", ""])
 
@@ -76,9 +74,12 @@ class Site:
         self.folder = folder
         # The pages of the generators: path -> text.
         self.generated = generated
-        # The pages of the repository that are part of the site, those of them that are not written yet, and
-        # the files of the source that have a page.
-        self.pages, self.waiting, self.files = set(), [], set()
+        # The names of the repository's pages that are part of the site.
+        self.pages = set()
+        # The paths of those pages that are not written yet.
+        self.waiting = []
+        # The names of the files of the source that get a page.
+        self.files = set()
         # The anchor of a section of docs/README.md -> the page that it has become.
         self.sections = {slug(title): f"docs/{slug(title)}.md" for title, _ in sections(INDEX.read_text()) if title not in WITHOUT_PAGE}
 
@@ -152,7 +153,8 @@ class Site:
                 raise LookupError(f"{page} leads to {target}, which has no page on the site")
             staged = staged or LANDING
             anchor = f"#{anchor}" if anchor and place.suffix == ".md" and place != INDEX and staged != LANDING else ""
-            # On GitHub the text of many links is the file's name. Here it is the title of the page or section.
+            # On GitHub the text of many links is the file's name. Here it is the title of the page
+            # or section.
             words = "" if PATH.fullmatch(found["text"]) and place.suffix in ("", ".md") and staged != LANDING else found["text"]
             return f"[{words}]({self.relative(page, staged)}{anchor})"
 

@@ -1,6 +1,6 @@
 """Turns what doxygen has read from a comment (XML) into Markdown.
 
-A name that doxygen knows becomes code. The site's extension names.py leads from it to its place."""
+A name that doxygen knows becomes code. names.py links this code to the declaration."""
 
 import re
 
@@ -27,7 +27,7 @@ def inline(node):
     """The text of a node that is part of a line."""
     if node.tag in ("computeroutput", "ref"):
         words = plain(node)
-        # doxygen writes the member of a C struct as that of a class.
+        # doxygen writes `s::field` for a C struct. C writes `s.field`.
         return code(words.replace("::", ".") if words.startswith(("dm_", "nccl", "hostccl")) else words)
     if node.tag in SIGNS:
         return SIGNS[node.tag]
@@ -36,7 +36,7 @@ def inline(node):
     if node.tag == "ulink":
         return f"[{words}]({node.get('url')})"
     if node.tag not in ("bold", "emphasis", "para", "entry", "title", "parametername", "subscript", "superscript", "anchor"):
-        raise ValueError(f"docs/site/markup.py does not know doxygen's <{node.tag}>: {plain(node)[:80]!r}")
+        raise ValueError(f"docs/site/sitemaker/markup.py does not know doxygen's <{node.tag}>: {plain(node)[:80]!r}")
     return f"{mark}{words}{mark}" if words.strip() else words
 
 
@@ -73,7 +73,7 @@ def indented(lines, by="  "):
 
 
 def block(node, language):
-    """The lines of a node that stands for itself."""
+    """Returns the lines of a block-level node."""
     if node.tag == "programlisting":
         lines = listing(node)
         # The headers also quote JSON and lists of values as code.
