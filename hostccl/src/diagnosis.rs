@@ -165,6 +165,8 @@ fn peer_in_collective(comm: &Comm) -> Option<(usize, String)> {
     }
     let step = comm.step();
     let rank = (0..comm.nranks).find(|rank| *rank != comm.rank && comm.has_begun(*rank, step))?;
-    // A collective that another thread has begun meanwhile explains the peer's step, too.
-    (!comm.places.has_collective()).then(|| (rank, Descriptor::read(comm, rank, step).to_string()))
+    // A collective that another thread has begun meanwhile, or has even ended, explains the peer's
+    // step, too.
+    let is_idle = !comm.places.has_collective() && comm.step() == step;
+    is_idle.then(|| (rank, Descriptor::read(comm, rank, step).to_string()))
 }

@@ -3,9 +3,9 @@
 //! An [`Event`] is a word together with the number of threads that sleep on it, so that a change on
 //! which nobody sleeps costs no system call. No wake-up is lost: a sleeper first counts itself,
 //! then reads the word, and lets the kernel compare it. The thread that changes the word first
-//! changes it, then reads the count. Both threads have a sequentially consistent fence in between,
-//! so at least one of them sees the other. docs/memory-order.md has what fails without each memory
-//! order.
+//! changes the word, then reads the count. Each of the two threads has a sequentially consistent
+//! fence between its two accesses, so at least one of them sees the other. docs/memory-order.md
+//! names, for each memory order, a model that fails without it.
 //!
 //! # Doorbells
 //! A thread sleeps on several words by `futex_waitv`, which takes at most 128 words and needs Linux
@@ -15,8 +15,9 @@
 //!
 //! The sleeper reads its doorbell, marks the words, and then reads the words. It sleeps only while
 //! the doorbell still holds the value that the sleeper has read. The thread that changes a word
-//! first changes the word, and then takes the marks off. Both have a sequentially consistent fence
-//! in between. So either the sleeper sees the change, or the other thread sees the mark. In the
+//! first changes the word, and then takes the marks off. The sleeper has a
+//! sequentially consistent fence between its marks and its reads, and the other thread has one
+//! between its change and its look at the marks. So either the sleeper sees the change, or the other thread sees the mark. In the
 //! second case the other thread changes the doorbell after the sleeper has read it. Then the
 //! sleeper does not fall asleep, or it wakes.
 //!
@@ -61,16 +62,16 @@ impl Event {
 
     /// Sets the word and wakes the threads that sleep on it.
     pub(crate) fn set(&self, value: u32) {
-        // `Release` would be enough. x86 makes an exchange of this store, which shows the word to
-        // the other rank sooner than a plain store in front of the fence does: a message of 4 bytes
-        // takes 278 ns in place of 294 (AMD EPYC).
+        // `Release` would be enough. On x86 the compiler makes an exchange of this store, and the
+        // other rank sees the word sooner than after a plain store and a fence: a message of 4 bytes
+        // takes 278 ns, and 294 ns with `Release` (AMD EPYC).
         self.value.store(value, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Sets the word and wakes nobody. Whoever sees the value sees nothing else by it.
+    /// Sets the word and wakes nobody. A thread that reads the value sees what was written before.
     pub(crate) fn store(&self, value: u32) {
-        self.value.store(value, Ordering::Relaxed);
+        self.value.store(value, Ordering::Release);
     }
 
     /// Adds one to the word and returns the new value. It wakes nobody.
@@ -113,8 +114,8 @@ impl Event {
     }
 }
 
-/// Whether a thread sleeps in another way than on words, for example on descriptors, so that the
-/// thread that changes a word has to wake it in that way.
+/// Whether a thread sleeps on descriptors, in epoll. A thread that changes a word must then wake
+/// that thread through a descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct Asleep(AtomicBool);
 
@@ -123,8 +124,8 @@ impl Asleep {
     /// which it waits, and it sleeps only where none has changed.
     pub(crate) fn begin(&self) {
         self.0.store(true, Ordering::Relaxed);
-        // Without the fence, the words could be read before other threads see the flag. Then both
-        // threads would miss each other.
+        // Without the fence, this thread could read the words before other threads see the flag.
+        // Then each of the two threads would miss what the other has done.
         fence(Ordering::SeqCst);
     }
 
@@ -134,7 +135,7 @@ impl Asleep {
     }
 
     /// Whether the thread sleeps, or is about to. A thread that has changed a word asks this after
-    /// [`Event::change`] or [`Event::set`], which have the other fence.
+    /// [`Event::change`] or [`Event::set`], which contain the second fence of the pair.
     pub(crate) fn is(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,7 +1,8 @@
-//! Accesses to shared memory that are no atomics: the bytes which a protocol hands over.
+//! Reads and writes of shared memory that are not atomic. They move the bytes that one rank hands
+//! to another.
 //!
-//! In tests/memory_order the module of this name has loom check that the protocol orders each of
-//! these accesses.
+//! In tests/memory_order another module `plain` takes the place of this one. With it, loom checks
+//! that the protocol orders each of these accesses.
 
 /// Writes a value to shared memory.
 ///

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::places::{ALONE, Entries, Entry, Place};
 use crate::poll::{Blocker, Poll};
 use crate::sync::Ordering;
@@ -86,13 +86,7 @@ impl Pass {
         if entries.list.iter().any(|entry| entry.place == place && entry.tag == self.name.tag) {
             places.mixed.store(true, Ordering::Relaxed);
             drop(entries);
-            let message = format!(
-                "two threads of {} call{} at the same time, one of them {}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
-                comm.label(comm.rank),
-                self.name.along(),
-                call()
-            );
-            return Err(comm.fail(ncclInvalidUsage, Blame::of([comm.rank]), &message));
+            return Err(self.fail_mixed(comm, &format!(", one of them {}", call())));
         }
         entries.last += 1;
         let id = entries.last;
@@ -185,11 +179,25 @@ impl Pass {
             }
             Held::Entry(id) => self.remove(comm, id),
         }
-        // The flag is set under the lock of the entries, which `remove` has taken.
+        // The thread that sets the flag holds the lock of the entries. `remove` has just taken that
+        // lock, so a relaxed load is enough.
         match comm.places.mixed.load(Ordering::Relaxed) {
-            true => comm.check(),
+            // The thread that set the flag may not have failed the communicator yet.
+            true => Err(comm.check().err().unwrap_or_else(|| self.fail_mixed(comm, ""))),
             false => Ok(()),
         }
+    }
+
+    /// Fails the communicator because two threads call under this name at the same time. `which`
+    /// says which calls these are.
+    #[cold]
+    fn fail_mixed(&self, comm: &Comm, which: &str) -> Error {
+        let message = format!(
+            "two threads of {} call{} at the same time{which}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
+            comm.label(comm.rank),
+            self.name.along(),
+        );
+        comm.fail(ncclInvalidUsage, Blame::of([comm.rank]), &message)
     }
 
     /// Removes the entry of this call.

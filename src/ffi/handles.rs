@@ -123,10 +123,10 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
     pub(super) fn remove(&self, token: usize) -> Result<Arc<T>> {
         let guard = epoch::pin();
         let (entry, place, shared) = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
-        // The thread that unlinks the entry ends the handle; any other thread came second. The
-        // pointer cannot be that of a later entry, because this entry's memory is not used again
-        // while this thread is pinned. A lookup that finds no entry reads nothing else, and the
-        // next entry of the slot comes after the lock of `free`, so this exchange orders nothing.
+        // Exactly one thread unlinks the entry, and that thread ends the handle. The pointer cannot
+        // be that of a later entry, because this entry's memory is not used again while this thread
+        // is pinned. A lookup that finds no entry reads nothing else, and the next entry of the slot
+        // comes after the lock of `free`. So nothing relies on the order of this exchange.
         let unlinked = place.entry.compare_exchange(shared, Shared::null(), Relaxed, Relaxed, &guard);
         unlinked.map_err(|_| self.unknown(token))?;
         let value = entry.owner.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,4 +1,4 @@
-//! The state of the messages from one rank to another. It is made of atomics only.
+//! The state of the messages from one rank to another. The state consists of atomics only.
 
 use crate::call_name::{NAME_BYTES, Name};
 use crate::event::Event;
@@ -93,7 +93,8 @@ impl Expected {
 
     fn exchange(&self, from: u64, to: u64) -> bool {
         // The receiver may have withdrawn the tag, looked at the message, and published the tag
-        // again. The sender then has to come after the last look.
+        // again. The sender's writes must then come after the receiver's last look. So `publish`
+        // releases, and this exchange acquires.
         self.state.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 

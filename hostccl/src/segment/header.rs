@@ -174,21 +174,22 @@ impl Failure {
 }
 
 impl Header {
-    /// Decides the number of ranks. Fails with another rank's number where that rank came first,
-    /// even if the numbers are equal.
+    /// Decides the number of ranks. Returns the number in `Err` if another rank has decided it
+    /// before, even if that number equals `nranks`.
     pub(super) fn agree(&self, nranks: u32) -> Result<(), u32> {
         self.nranks.compare_exchange(0, nranks, Ordering::Relaxed, Ordering::Relaxed).map(|_| ())
     }
 
     /// Returns the number of ranks once all of them have arrived.
     pub(super) fn started(&self) -> Option<u32> {
+        // Each rank has set or read `nranks` before it counts itself in `arrived`. A thread that sees
+        // that all ranks have arrived sees what each of them has written.
+        let arrived = self.arrived.value();
         let nranks = self.nranks.load(Ordering::Relaxed);
-        // The ranks' number is there before any of them arrives. Whoever sees that all have arrived
-        // sees what each of them has written.
-        (nranks != 0 && self.arrived.value() == nranks).then_some(nranks)
+        (nranks != 0 && arrived == nranks).then_some(nranks)
     }
 
-    /// Counts one of `nranks` ranks in, which has taken its seat. Wakes the ranks that wait for the
+    /// Counts in a rank that has taken its seat. `nranks` is the number of ranks. Wakes the ranks that wait for the
     /// others, if this rank is the last one.
     pub(crate) fn arrive(&self, nranks: usize) {
         if self.arrived.count() as usize == nranks {

@@ -81,7 +81,9 @@ fn differ(header: &Header, (nranks, rank): (u32, u32), agreed: u32) -> Error {
     let end = Instant::now() + THIRD_RANK;
     let (came, differ) = loop {
         let (came, differ) = (header.came.get(), header.differ.get());
-        if came.len() != differ.len() || header.failure.is_set() || Instant::now() >= end {
+        // The rank that came first has set its bit, or is just about to.
+        let is_decided = came.len() != differ.len() && !came.is_empty();
+        if is_decided || header.failure.is_set() || Instant::now() >= end {
             break (came, differ);
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! The seat of a rank: what one rank writes, and the others read. It is made of atomics only.
+//! The seat of a rank: what one rank writes, and the others read. The seat consists of atomics only.
 
 use crate::crowd::Processors;
 use crate::event::Event;
@@ -43,9 +43,10 @@ pub(crate) struct Seat {
 
 impl Seat {
     /// Takes the seat for the process `me`, on whose processors the calling thread may run. Returns
-    /// the number of the process that has the seat already, as far as it is known.
+    /// the number of the process that has the seat already, or 0 while that process has not yet
+    /// written its number.
     pub(crate) fn take(&self, me: ProcessId) -> Result<(), u32> {
-        if self.claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if self.claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Acquire).is_err() {
             return Err(self.pid.load(Ordering::Relaxed));
         }
         self.pid.store(me.pid, Ordering::Relaxed);

@@ -13,14 +13,14 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Ends the step of that number for one of `nranks` ranks. The peers see what this rank wrote
-    /// in the step once all ranks have ended it. `tells_last` says that the last rank may wait for
-    /// the others before it ends the step.
+    /// Ends step `step` for the calling rank, which is one of `nranks`. The peers see what this rank
+    /// wrote in the step once all ranks have ended it. `tells_last` says whether one rank waits
+    /// until all others have ended the step, and has to be woken then.
     #[inline]
     pub(crate) fn end(&self, step: u32, nranks: usize, tells_last: bool) {
         let count = self.count.count() as usize;
         if count == nranks {
-            // Nobody counts for the next step before the new number of steps is there.
+            // No rank counts for the next step before it has seen the new value of `ended`.
             self.count.store(0);
             self.ended.set(step);
         } else if count + 1 == nranks && tells_last {

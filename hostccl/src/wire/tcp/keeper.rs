@@ -97,7 +97,9 @@ impl Keeper {
             self.door.open_again(&self.set);
             let is_tick = Instant::now() >= next_tick;
             if is_relied_on && !self.inner.asleep.is() {
-                // The bell in `connections` rang for a sleeping thread that is awake by now.
+                // The bell in `connections` rang for a sleeping thread that is awake by now. The
+                // thread that rang it had read the flag before it wrote the descriptor, which this
+                // thread has read, so no fence is needed here.
                 self.inner.sleeper.still();
                 // A thread that began to sleep after the check above may have lost its wake-up.
                 if self.inner.asleep.is() {
