@@ -182,10 +182,16 @@ impl Pass {
         // The thread that sets the flag holds the lock of the entries. `remove` has just taken that
         // lock, so a relaxed load is enough.
         match comm.places.mixed.load(Ordering::Relaxed) {
-            // The thread that set the flag may not have failed the communicator yet.
-            true => Err(comm.check().err().unwrap_or_else(|| self.fail_mixed(comm, ""))),
+            true => Err(self.end_mixed(comm)),
             false => Ok(()),
         }
+    }
+
+    /// Returns the error of a call whose result may belong to another call.
+    #[cold]
+    fn end_mixed(&self, comm: &Comm) -> Error {
+        // The thread that set the flag may not have failed the communicator yet.
+        comm.check().err().unwrap_or_else(|| self.fail_mixed(comm, ""))
     }
 
     /// Fails the communicator because two threads call under this name at the same time. `which`
