@@ -256,6 +256,11 @@ class Lab:
         return self
 
     def __exit__(self, *_):
+        # A command on a host with a process-id namespace outlives the shell that started it, and keeps
+        # its pipes open, until process 1 of the host ends. Somebody may be reading these pipes.
+        for host in self.hosts.values():
+            if host.init:
+                os.kill(host.init, signal.SIGKILL)
         kill_all(self.processes)
         for pid in (self.wire, *(host.holder for host in self.hosts.values())):
             if pid:
