@@ -41,8 +41,8 @@ mod turn;
 mod types;
 
 /// Why the cells of a seat keep their order.
-const WANTED: &str = "the word `wants` orders the cells, too; common_name.rs and `show_others`, which no model has, use \
-                      them as well";
+const WANTED: &str = "the word `wants` orders the cells, too; common_name.rs and `show_others`, which no model has, \
+                      use them as well";
 
 /// Why no model runs the code that shares the cells among many calls.
 const FEW_CALLS: &str = "the calls of a model fit into the 16 cells of a seat";
