@@ -1,8 +1,8 @@
 //! Takes the place of the product's module `futex`: a model of the kernel's futexes.
 //!
-//! A wait compares the word and goes to sleep in one move, as in the kernel. A wait has no end but
-//! a wake-up, so a wake-up that is lost is a deadlock, which loom reports. The kernel's lock orders
-//! a wait and a wake-up on a word, and so does the model's lock.
+//! A wait compares the word and falls asleep in one atomic step, as in the kernel. Only a wake-up
+//! ends a wait, so loom reports a lost wake-up as a deadlock. The kernel's lock orders a wait and a
+//! wake-up on a word, and so does the model's lock.
 
 use std::cell::Cell;
 use std::time::Duration;

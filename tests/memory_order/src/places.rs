@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::weak::Point;
 
@@ -20,46 +20,100 @@ pub(crate) struct Place {
     pub(crate) half: &'static str,
 }
 
-/// Returns the places of the orders stronger than relaxed that no model has met, in the files of
-/// which the models have met others.
-pub(crate) fn unmet(met: &[&Point]) -> Vec<Place> {
-    let files: BTreeSet<&str> = met.iter().map(|point| &*point.file).filter(|file| file.contains("..")).collect();
+/// The words that name a memory order.
+const ORDERS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
+
+/// Returns the accesses and fences that no model has met, in the product's files which the source in
+/// `folder` includes. Relaxed accesses count, too.
+pub(crate) fn unmet(folder: &str, met: &[&Point]) -> Vec<Place> {
+    let met: BTreeSet<(PathBuf, u32, u32)> =
+        met.iter().map(|point| (path(&point.file), point.line, point.column)).collect();
+    let mut files = BTreeSet::new();
+    include(&path(folder), &mut files);
+    assert!(!files.is_empty(), "{folder} includes no file of the product");
     let mut unmet = Vec::new();
     for file in files {
-        let text = source(file).1;
-        let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        for (number, code) in (1..).zip(product.lines()) {
-            let code = code.split("//").next().unwrap_or_default();
-            let is_strong = ["Acquire", "Release", "AcqRel", "SeqCst"].iter().any(|order| code.contains(order));
-            // A long call has its order some lines after the name of the function.
-            let names = [".load(", ".store(", ".swap(", ".fetch_", ".compare_exchange(", "fence("];
-            let lines = if names.iter().any(|name| code.contains(name)) { 1 } else { 4 };
-            let is_near = |point: &&&Point| (point.line..point.line + lines).contains(&number);
-            let is_met = met.iter().filter(is_near).any(|point| point.file == file);
-            if is_strong && !is_met && !code.starts_with("use ") {
-                unmet.push(described(file, number, "any"));
-            }
-        }
+        let text = fs::read_to_string(&file).expect("the source can be read");
+        let is_unmet = |(line, column): &(u32, u32)| !met.contains(&(file.clone(), *line, *column));
+        let lines: BTreeSet<u32> = accesses(&text).into_iter().filter(is_unmet).map(|(line, _)| line).collect();
+        unmet.extend(lines.into_iter().map(|line| described(&file, line, "any")));
     }
     unmet
 }
 
+/// Adds the files that the source files in `folder` include by `#[path]`.
+fn include(folder: &Path, files: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the program's source can be read") {
+        let entry = entry.expect("the program's source can be read").path();
+        if entry.is_dir() {
+            include(&entry, files);
+        } else {
+            let text = fs::read_to_string(&entry).expect("the program's source can be read");
+            let names = text.lines().filter_map(|line| line.trim().strip_prefix("#[path = \"")?.strip_suffix("\"]"));
+            files.extend(names.map(|name| folder.join(name).canonicalize().expect("the file is where it is included")));
+        }
+    }
+}
+
+/// Returns the line and the column of each access and fence in a source text, as the compiler counts
+/// them: where the name of the function begins. An order that is no argument of a call has its own place.
+fn accesses(text: &str) -> BTreeSet<(u32, u32)> {
+    let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code: Vec<&str> = product.lines().map(code).collect();
+    let code = code.join("\n");
+    let mut found = BTreeSet::new();
+    for word in ORDERS {
+        for (at, _) in code.match_indices(word) {
+            let is_part = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+            if is_part(code[..at].chars().next_back()) || is_part(code[at + word.len()..].chars().next()) {
+                continue;
+            }
+            let start = function(&code[..at]).unwrap_or(at);
+            let line = code[..start].rsplit('\n').next().unwrap_or_default();
+            found.insert((1 + code[..start].matches('\n').count() as u32, 1 + line.chars().count() as u32));
+        }
+    }
+    found
+}
+
+/// Returns a line without a comment, and nothing of a line that imports names.
+fn code(line: &str) -> &str {
+    let is_import = ["use ", "pub use ", "pub(crate) use "].iter().any(|start| line.starts_with(start));
+    if is_import { "" } else { line.split("//").next().unwrap_or_default() }
+}
+
+/// Returns where the name of the function begins whose arguments the text ends in.
+fn function(before: &str) -> Option<usize> {
+    let mut depth = 0;
+    for (at, letter) in before.char_indices().rev() {
+        match letter {
+            ')' | ']' | '}' => depth += 1,
+            '(' if depth == 0 => {
+                let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+                return Some(before[..at].trim_end_matches(is_part).len());
+            }
+            '[' | '{' | ';' if depth == 0 => return None,
+            '(' | '[' | '{' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
 /// Returns the place of a point.
 pub(crate) fn place(point: &Point) -> Place {
-    described(&point.file, point.line, point.half.name())
+    described(&path(&point.file), point.line, point.half.name())
 }
 
-/// Returns the path of a source file from the root of the repository on, and its text.
-fn source(file: &str) -> (String, String) {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = package.ancestors().nth(2).expect("the package is in tests/");
-    let path = package.join(file).canonicalize().expect("the source is where it was compiled");
-    let text = fs::read_to_string(&path).expect("the source can be read");
-    (path.strip_prefix(root).unwrap_or(&path).display().to_string(), text)
+/// Returns the whole path of a file or folder that is named from this package on.
+fn path(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(file).canonicalize().expect("the source is where it was compiled")
 }
 
-fn described(file: &str, line: u32, half: &'static str) -> Place {
-    let (file, text) = source(file);
+fn described(path: &Path, line: u32, half: &'static str) -> Place {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the package is in tests/");
+    let file = path.strip_prefix(root).unwrap_or(path).display().to_string();
+    let text = fs::read_to_string(path).expect("the source can be read");
     let lines: Vec<&str> = text.lines().collect();
     let before = &lines[..line as usize];
     let name = |line: &str, word: &str| {

@@ -10,8 +10,8 @@ pub use loom::sync::MutexGuard;
 use crate::weak;
 
 loom::lazy_static! {
-    /// Nobody waits here. loom takes two notifications for dependent operations, and orders nothing
-    /// by them.
+    /// Nobody waits here. loom treats two notifications as dependent, so it tries both orders. A
+    /// notification synchronizes nothing.
     static ref TURN: loom::sync::Condvar = loom::sync::Condvar::new();
 }
 
@@ -30,13 +30,6 @@ pub fn fence(order: Ordering) {
     }
 }
 
-/// Whether another thread may go first at this access. Relaxed loads and stores of words of 64 bits
-/// are the contents that a protocol hands over, as the words of a text. There are many of them, so
-/// for these loom's own choice of orders has to do.
-fn is_turn<T>(order: Ordering) -> bool {
-    order != Ordering::Relaxed || size_of::<T>() < 8
-}
-
 macro_rules! atomics {
     ($($name:ident: $value:ty),*) => {$(
         /// An atomic of loom.
@@ -50,17 +43,13 @@ macro_rules! atomics {
 
             #[track_caller]
             pub fn load(&self, order: Ordering) -> $value {
-                if is_turn::<$value>(order) {
-                    turn();
-                }
+                turn();
                 self.0.load(weak::load(order))
             }
 
             #[track_caller]
             pub fn store(&self, value: $value, order: Ordering) {
-                if is_turn::<$value>(order) {
-                    turn();
-                }
+                turn();
                 self.0.store(value, weak::store(order))
             }
 

@@ -1,7 +1,8 @@
-//! Which memory order is weakened in this run, and which orders the run has met.
+//! Which memory order is weakened in this run, and which accesses the run has met.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
+use std::ptr;
 use std::str::FromStr;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -17,14 +18,17 @@ pub(crate) enum Half {
     FailureAcquire,
     /// The place of a fence in the one order of all sequentially consistent fences.
     Total,
+    /// Nothing: the order is relaxed.
+    Nothing,
 }
 
 impl Half {
-    const ALL: [(Half, &str); 4] = [
+    const ALL: [(Half, &str); 5] = [
         (Half::Acquire, "acquire"),
         (Half::Release, "release"),
         (Half::FailureAcquire, "acquire on failure"),
         (Half::Total, "total order"),
+        (Half::Nothing, "relaxed"),
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -62,17 +66,32 @@ impl FromStr for Point {
 }
 
 static WEAKENED: OnceLock<Point> = OnceLock::new();
-static MET: Mutex<BTreeSet<(&str, u32, u32, Half)>> = Mutex::new(BTreeSet::new());
+/// What this process has met, by the address of the place.
+static MET: Mutex<BTreeMap<(usize, Half), &'static Location<'static>>> = Mutex::new(BTreeMap::new());
 
 /// Weakens one order for the rest of the process.
 pub(crate) fn weaken(point: Point) {
     WEAKENED.set(point).expect("one order at a time is weakened");
 }
 
-/// Returns the orders that this process has met, which are stronger than relaxed.
-pub(crate) fn met() -> Vec<Point> {
+/// Returns the accesses that this process has met, with the halves of their orders.
+pub(crate) fn met() -> BTreeSet<Point> {
     let met = MET.lock().unwrap_or_else(PoisonError::into_inner);
-    met.iter().map(|&(file, line, column, half)| Point { file: file.to_owned(), line, column, half }).collect()
+    let point = |(&(_, half), place): (&(usize, Half), &&'static Location<'static>)| Point {
+        file: place.file().to_owned(),
+        line: place.line(),
+        column: place.column(),
+        half,
+    };
+    met.iter().map(point).collect()
+}
+
+/// Notes that the access at the caller's place has this half.
+#[track_caller]
+fn meet(half: Half) {
+    let place = Location::caller();
+    let mut met = MET.lock().unwrap_or_else(PoisonError::into_inner);
+    met.insert((ptr::from_ref(place).addr(), half), place);
 }
 
 /// Whether this half of the order at the caller's place holds in this run.
@@ -80,30 +99,42 @@ pub(crate) fn met() -> Vec<Point> {
 fn holds(half: Half) -> bool {
     let place = Location::caller();
     match WEAKENED.get() {
-        // Nobody asks for the orders of a run with a weakened one.
+        // Nobody asks for the accesses of a run with a weakened order.
         Some(point) => {
             (place.file(), place.line(), place.column(), half) != (&point.file, point.line, point.column, point.half)
         }
         None => {
-            let mut met = MET.lock().unwrap_or_else(PoisonError::into_inner);
-            met.insert((place.file(), place.line(), place.column(), half));
+            meet(half);
             true
         }
     }
 }
 
+/// Whether the order is relaxed, so that it has no half.
+#[track_caller]
+fn is_relaxed(order: Ordering) -> bool {
+    let is_relaxed = order == Relaxed;
+    if is_relaxed && WEAKENED.get().is_none() {
+        meet(Half::Nothing);
+    }
+    is_relaxed
+}
+
 #[track_caller]
 pub(crate) fn load(order: Ordering) -> Ordering {
-    if order == Relaxed || holds(Half::Acquire) { order } else { Relaxed }
+    if is_relaxed(order) || holds(Half::Acquire) { order } else { Relaxed }
 }
 
 #[track_caller]
 pub(crate) fn store(order: Ordering) -> Ordering {
-    if order == Relaxed || holds(Half::Release) { order } else { Relaxed }
+    if is_relaxed(order) || holds(Half::Release) { order } else { Relaxed }
 }
 
 #[track_caller]
 pub(crate) fn change(order: Ordering) -> Ordering {
+    if is_relaxed(order) {
+        return order;
+    }
     let acquires = matches!(order, Acquire | AcqRel | SeqCst) && holds(Half::Acquire);
     let releases = matches!(order, Release | AcqRel | SeqCst) && holds(Half::Release);
     match (acquires, releases) {
@@ -116,7 +147,7 @@ pub(crate) fn change(order: Ordering) -> Ordering {
 
 #[track_caller]
 pub(crate) fn failure(order: Ordering) -> Ordering {
-    if order == Relaxed || holds(Half::FailureAcquire) { order } else { Relaxed }
+    if is_relaxed(order) || holds(Half::FailureAcquire) { order } else { Relaxed }
 }
 
 /// Returns the order of a fence; `None` where no fence is left.

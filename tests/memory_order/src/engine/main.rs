@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use memory_order::check::{self, Kept, Model};
+use memory_order::check::{self, Kept, Program};
 use memory_order::{futex, plain, sync};
 
 #[path = "../../../../hostccl/src/admission.rs"]
@@ -41,52 +41,80 @@ mod turn;
 mod types;
 
 /// Why the cells of a seat keep their order.
-const WANTED: &str = "the word `wants` orders the cells, too; common_name.rs and `show_others`, which no model has, use them as well";
+const WANTED: &str = "the word `wants` orders the cells, too; common_name.rs and `show_others`, which no model has, \
+                      use them as well";
 
 /// Why no model runs the code that shares the cells among many calls.
 const FEW_CALLS: &str = "the calls of a model fit into the 16 cells of a seat";
 
-/// The orders that no model needs.
+/// The orders that no model needs, and the accesses that no model reaches.
 const KEPT: &[Kept] = &[
     Kept {
         function: "Places::slow_down",
-        code: "compare_exchange(now, NO_TAG",
+        code: "if word.compare_exchange(now, NO_TAG, Ordering::Acquire, Ordering::Relaxed).is_ok() {",
         half: "acquire",
         why: "the fence of `Places::tell`, which every caller that waits for its turn reaches later, acquires as well",
     },
     Kept {
+        function: "Seat::take",
+        code: "if self.claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Acquire).is_err() {",
+        half: "acquire on failure",
+        why: "the number of the process is for a message; the caller cannot tell a number that is not written yet from \
+              one that it does not see",
+    },
+    Kept {
         function: "Pass::remove",
-        code: "wanted[cell].store(0, Ordering::SeqCst)",
+        code: "comm.segment.seat(comm.rank).wanted[cell].store(0, Ordering::SeqCst);",
         half: "release",
         why: WANTED,
     },
     Kept {
         function: "publish",
-        code: "wanted[cell].store(entry.tag, Ordering::SeqCst)",
+        code: "seat.wanted[cell].store(entry.tag, Ordering::SeqCst);",
         half: "release",
         why: WANTED,
     },
     Kept {
         function: "wanted_by_all",
-        code: "cell.load(Ordering::SeqCst)",
+        code: "let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));",
         half: "acquire",
         why: WANTED,
     },
     Kept {
         function: "answer",
-        code: "wanted",
+        code: "comm.segment.seat(0).wanted.iter().map(|cell| cell.load(Ordering::SeqCst)).filter(|tag| *tag != 0)\
+               .collect();",
+        half: "any",
+        why: FEW_CALLS,
+    },
+    Kept {
+        function: "answer",
+        code: "mine.wanted[cell].store(list[hidden].tag, Ordering::SeqCst);",
         half: "any",
         why: FEW_CALLS,
     },
     Kept {
         function: "show_others",
-        code: "wanted",
+        code: "seat.wanted[cell].store(list[next].tag, Ordering::SeqCst);",
         half: "any",
         why: FEW_CALLS,
     },
+    Kept {
+        function: "Pass::queue",
+        code: "places.mixed.store(true, Ordering::Relaxed);",
+        half: "any",
+        why: "no model calls twice at the same time under one name; the lock of the entries orders this flag",
+    },
 ];
 
+/// The models that need none of the orders.
+const STURDY: &[(&str, &str)] = &[(
+    "failure: two at once",
+    "it checks that one rank alone claims the failure, for which the exchange needs no order; each rank's fences order \
+     the rest as soon as both ranks have sounded the alarm",
+)];
+
 fn main() -> ExitCode {
-    let models: Vec<Model> = models::all();
-    check::main(&models, KEPT)
+    let models = models::all();
+    check::main(&Program { folder: "src/engine", models: &models, kept: KEPT, sturdy: STURDY })
 }

@@ -15,11 +15,20 @@ use loom::cell::UnsafeCell;
 use memory_order::check::Model;
 
 pub(crate) fn all() -> Vec<Model> {
-    [events::MODELS, steps::MODELS, failures::MODELS, joins::MODELS, offers::MODELS, messages::MODELS, turns::MODELS, decisions::MODELS]
-        .into_iter()
-        .flatten()
-        .map(|model| Model { ..*model })
-        .collect()
+    [
+        events::MODELS,
+        steps::MODELS,
+        failures::MODELS,
+        joins::MODELS,
+        offers::MODELS,
+        messages::MODELS,
+        turns::MODELS,
+        decisions::MODELS,
+    ]
+    .into_iter()
+    .flatten()
+    .map(|model| Model { ..*model })
+    .collect()
 }
 
 /// Memory that a protocol hands over. loom checks that the protocol orders the accesses.

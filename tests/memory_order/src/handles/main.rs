@@ -14,10 +14,12 @@ mod models;
 
 use std::process::ExitCode;
 
-use memory_order::{check, sync};
+use memory_order::check::{self, Program};
+use memory_order::sync;
 
 pub use self::epoch::{Atomic, Guard, Owned, Shared, pin};
 
 fn main() -> ExitCode {
-    check::main(models::MODELS, models::KEPT)
+    let (models, kept, sturdy) = (models::MODELS, models::KEPT, models::STURDY);
+    check::main(&Program { folder: "src/handles", models, kept, sturdy })
 }

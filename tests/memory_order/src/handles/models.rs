@@ -24,6 +24,15 @@ pub(crate) const MODELS: &[Model] = &[
 /// The orders that no model needs.
 pub(crate) const KEPT: &[Kept] = &[];
 
+/// The models that need none of the orders.
+pub(crate) const STURDY: &[(&str, &str)] = &[
+    (
+        "handles: looked up while it is freed",
+        "the entry is made before there are threads; it checks the epochs, and the exchange that unlinks the entry",
+    ),
+    ("handles: freed twice", "it checks that one exchange alone unlinks the entry, which needs no order"),
+];
+
 const KIND: u16 = 0xd301;
 
 /// Returns the token of slot 0 in that generation.

@@ -79,8 +79,7 @@ fn all_arrive() {
     other.join().unwrap();
 }
 
-/// Two ranks join, each with its number of ranks. The maker of the id looks whether they have
-/// started.
+/// Two ranks join, and both name 2 ranks. The maker of the id looks whether they have started.
 fn seen_from_outside() {
     let state = State::new();
     let ranks = [0, 1].map(|rank| {

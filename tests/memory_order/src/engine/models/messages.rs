@@ -17,7 +17,7 @@ pub(super) const MODELS: &[Model] = &[
     Model { name: "message: two fill the ring", preemptions: Some(2), waitv: true, run: two },
     Model { name: "message: another name first", preemptions: Some(1), waitv: true, run: another_name_first },
     Model { name: "message: looked at twice", preemptions: Some(3), waitv: true, run: looked_at_twice },
-    Model { name: "message: the name in errors", preemptions: None, waitv: true, run: name_in_errors },
+    Model { name: "message: the name in errors", preemptions: Some(3), waitv: true, run: name_in_errors },
 ];
 
 fn name(tag: u64) -> Name {

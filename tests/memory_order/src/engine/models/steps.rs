@@ -8,13 +8,14 @@ use memory_order::check::Model;
 
 use super::{Plain, spawn};
 use crate::event::{Watch, sleep};
-use crate::segment::Steps;
+use crate::segment::{Seat, Steps};
 
 pub(super) const MODELS: &[Model] = &[
     Model { name: "steps: two ranks", preemptions: Some(3), waitv: true, run: two_ranks },
     Model { name: "steps: three ranks", preemptions: Some(2), waitv: true, run: three_ranks },
     Model { name: "steps: seat 0 is last", preemptions: Some(2), waitv: true, run: seat_0_is_last },
     Model { name: "steps: slots in turn", preemptions: Some(2), waitv: true, run: slots_in_turn },
+    Model { name: "steps: a peer's description", preemptions: Some(3), waitv: true, run: description },
 ];
 
 /// The slots of a rank, as in the engine's layout.
@@ -129,4 +130,19 @@ fn slots_in_turn() {
     let other = spawn(&state, move |state| run(state, 1));
     run(&state, 0);
     other.join().unwrap();
+}
+
+/// A rank that is outside of collectives reads the description of a peer's call when the peer has
+/// ended a step, as `diagnosis::peer_in_collective` does.
+fn description() {
+    let state = Arc::new((Seat::default(), Plain::new(0)));
+    let peer = spawn(&state, |(seat, description)| {
+        description.set(7);
+        seat.step.store(1);
+    });
+    let (seat, description) = &*state;
+    if seat.step.value() == 1 {
+        assert_eq!(description.get(), 7);
+    }
+    peer.join().unwrap();
 }

@@ -77,7 +77,7 @@ fn nobody_is_inside() {
     thread.join().unwrap();
 }
 
-/// As above, by the question that is for collectives alone.
+/// The same as `nobody_is_inside`, with `has_collective` in place of `is_busy`.
 fn no_collective_is_inside() {
     let (comm, inside) = start();
     let has_begun = Arc::new(AtomicBool::new(false));
