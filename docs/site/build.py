@@ -14,7 +14,6 @@ Exits with 77 if the tools cannot be installed, because venv or the network is m
 
 import argparse
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -23,9 +22,12 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from support import pinned  # noqa: E402  (pip and virtual environments under target/)
+from support.paths import ROOT, TARGET  # noqa: E402
+from support.processes import Failed  # noqa: E402
+
 HERE = ROOT / "docs/site"
-TARGET = ROOT / "target"
 # The crates whose documentation programs need. The others are inner parts of these.
 CRATES = ["devicemesh", "hostccl", "devicemesh-recording"]
 # Matches the places where a page loads a file. An `<a>` loads nothing. In scripts and pictures most
@@ -48,14 +50,6 @@ def run(*command, **options):
         sys.exit(done.returncode)
 
 
-def locked(name):
-    """A file in target/ that this process has locked until the file is closed."""
-    TARGET.mkdir(exist_ok=True)
-    file = open(TARGET / name, "w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
-
-
 def is_offline(told):
     """Whether pip's output says that pip reached no index. A hash that differs, a version that no index
     has or a full disk is an error, which nobody should miss."""
@@ -67,25 +61,16 @@ def is_offline(told):
 def site_python():
     """Returns the interpreter of target/site-venv, and first installs the packages of requirements.txt
     if they are missing."""
-    folder, wanted = TARGET / "site-venv", (HERE / "requirements.txt").read_text()
-    complete, python = folder / "requirements.txt", folder / "bin/python"
-    with locked("site-venv.lock"):
-        if complete.exists() and complete.read_text() == wanted:
-            return python
-        shutil.rmtree(folder, ignore_errors=True)
-        if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
-            print("no Sphinx: this Python has no venv (Debian: apt-get install python3-venv)")
-            sys.exit(UNAVAILABLE)
-        run(sys.executable, "-m", "venv", folder)
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary=:all:",
-               "-r", HERE / "requirements.txt"]
-        done = subprocess.run([str(word) for word in pip], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode != 0:
-            print(done.stdout.strip()[-2000:])
-            print(f"no Sphinx: pip {'reaches no index for' if is_offline(done.stdout) else 'cannot install'} docs/site/requirements.txt")
-            sys.exit(UNAVAILABLE if is_offline(done.stdout) else 1)
-        complete.write_text(wanted)
-    return python
+    try:
+        return pinned.virtual_environment("site-venv", HERE / "requirements.txt", "--require-hashes", "--only-binary=:all:")
+    except pinned.Unavailable as why:
+        print(f"no Sphinx: {why}")
+        sys.exit(UNAVAILABLE)
+    except Failed as why:
+        told = str(why)
+        print(told.strip()[-2000:])
+        print(f"no Sphinx: pip {'reaches no index for' if is_offline(told) else 'cannot install'} docs/site/requirements.txt")
+        sys.exit(UNAVAILABLE if is_offline(told) else 1)
 
 
 def doxygen(folder):
@@ -105,7 +90,8 @@ def rustdoc(folder):
     cargo = TARGET / "site-cargo"
     packages = [word for crate in CRATES for word in ("--package", crate)]
     environment = {name: value for name, value in os.environ.items() if name != "CARGO_BUILD_TARGET"}
-    with locked("site-cargo.lock"):
+    with open(TARGET / "site-cargo.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         shutil.rmtree(cargo / "doc", ignore_errors=True)
         run("cargo", "doc", "--target-dir", cargo, "--no-deps", "--features", "cudarc", "--quiet", *packages,
             env={**environment, "RUSTDOCFLAGS": "-D warnings"})

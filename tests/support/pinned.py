@@ -10,7 +10,7 @@ import unittest
 import zipfile
 
 from .paths import TARGET
-from .processes import run
+from .processes import Failed, run
 
 # The headers of CUDA.
 CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
@@ -45,6 +45,29 @@ def pip():
                     raise Unavailable("neither venv nor pip works here (Debian: apt-get install python3-venv)")
                 return own
     return [str(python), "-m", "pip"]
+
+
+def virtual_environment(name, requirements, *options):
+    """Returns the interpreter of target/NAME, a virtual environment with the packages of a file of
+    requirements. pip installs them once, with these options.
+
+    Raises Unavailable where Python cannot make virtual environments, and Failed where pip fails."""
+    folder, wanted = TARGET / name, requirements.read_text()
+    complete, python = folder / "requirements.txt", folder / "bin/python"
+    TARGET.mkdir(exist_ok=True)
+    with open(TARGET / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists() or complete.read_text() != wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                run(sys.executable, "-m", "venv", folder, timeout=180)
+            except Failed:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise Unavailable("venv does not work here (Debian: apt-get install python3-venv)") from None
+            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            run(*pip, *options, "-r", requirements, timeout=600, merged=True)
+            complete.write_text(wanted)
+    return python
 
 
 def install(folder, *pins):
