@@ -7,6 +7,7 @@ import shlex
 
 from support.paths import ROOT, TOOL
 from support.processes import environment, run
+from tool_page import blocks, commands
 
 PAGE = ROOT / "docs/mesh.md"
 PICTURES = ROOT / "docs/pictures"
@@ -28,9 +29,7 @@ def show(command, output=None):
 
 def quoted(text):
     """The commands in console blocks and the outputs that the page has for them."""
-    blocks = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
-    parts = [part.partition("\n") for block in blocks for part in re.split(r"^(?=\$ )", block, flags=re.M) if part]
-    return [(command.removeprefix("$ "), output.rstrip()) for command, _, output in parts]
+    return [(command.removeprefix("$ "), output) for block in blocks(text) for command, output in commands(block)]
 
 
 def drawing_commands(text):

@@ -41,6 +41,16 @@ def commands(block):
     return [(command, output.rstrip()) for command, _, output in parts]
 
 
+def with_outputs(text, outputs):
+    """The page with these outputs in place of the quoted ones, one for each command in its order."""
+    outputs = iter(outputs)
+    for block in blocks(text):
+        lines = [line for command, _ in commands(block) for line in (command, next(outputs)) if line]
+        anew = "".join(f"{line}\n" for line in lines)
+        text = text.replace(f"```console\n{block}```", f"```console\n{anew}```")
+    return text
+
+
 def printed(command, folder, free_port):
     """Runs a quoted command. Gives its output, with the page's words in place of those that differ,
     and its exit code where it is not 0."""
@@ -70,12 +80,11 @@ def options_with_advice():
 
 
 def main():
-    text, ports = PAGE.read_text(), Ports()
+    text, ports, outputs = PAGE.read_text(), Ports(), []
     for block in blocks(text):
         with tempfile.TemporaryDirectory() as folder:
-            anew = "".join(f"{command}\n{printed(command, folder, ports.free)}\n" for command, _ in commands(block))
-        text = text.replace(f"```console\n{block}```", f"```console\n{anew}```")
-    PAGE.write_text(text)
+            outputs += [printed(command, folder, ports.free) for command, _ in commands(block)]
+    PAGE.write_text(with_outputs(text, outputs))
     ports.close()
 
 

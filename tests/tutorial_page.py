@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.paths import ROOT, SCRATCH
 from support.processes import environment, run
-from tool_page import blocks, commands
+from tool_page import blocks, commands, with_outputs
 
 PAGE = ROOT / "docs/tutorial.md"
 # The folder that the page makes for the reader, in the root of the repository.
@@ -43,11 +43,8 @@ def main():
     text = PAGE.read_text()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
-        outputs = iter(printed(text, Path(folder)))
-    for block in blocks(text):
-        anew = "".join(f"{command}\n{next(outputs)}" for command, _ in commands(block))
-        text = text.replace(f"```console\n{block}```", f"```console\n{anew}```")
-    PAGE.write_text(text)
+        outputs = [output.rstrip() for output in printed(text, Path(folder))]
+    PAGE.write_text(with_outputs(text, outputs))
 
 
 if __name__ == "__main__":
