@@ -185,14 +185,12 @@ impl Return for *const c_char {
 #[inline]
 pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Result<R>) -> R {
     let body = || if fork::is_child() && !is_free(function) { Err(Error::usage(fork::refusal())) } else { body() };
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(result)) => result,
-        Ok(Err(error)) => R::failed(keep(function, error)),
-        Err(panic) => {
-            let error = Error::new(ncclInternalError, format!("a bug in hostccl: {}", panic_text(&*panic)));
-            R::failed(keep(function, error))
-        }
-    }
+    let error = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(result)) => return result,
+        Ok(Err(error)) => error,
+        Err(panic) => Error::new(ncclInternalError, format!("a bug in hostccl: {}", panic_text(&*panic))),
+    };
+    R::failed(keep(function, error))
 }
 
 /// Makes the error of a function this thread's last error, and returns its code.

@@ -10,7 +10,7 @@ use super::Plain;
 use crate::call_name::{NAME_BYTES, Name};
 use crate::comm::Comm;
 use crate::event::{Watch, sleep};
-use crate::places::Place;
+use crate::places::{Place, Places};
 use crate::poll::Poll;
 use crate::segment::Segment;
 use crate::turn::Pass;
@@ -65,27 +65,22 @@ fn one_after_another() {
 /// A thread that knows of a call, and finds that no call is under way, sees what the call has
 /// written.
 fn nobody_is_inside() {
-    let (comm, inside) = start();
-    let has_begun = Arc::new(AtomicBool::new(false));
-    let (other, there, begins) = (comm.clone(), inside.clone(), has_begun.clone());
-    let thread = loom::thread::spawn(move || {
-        call_and(&other, &there, 6, || begins.store(true, Ordering::Release));
-    });
-    if has_begun.load(Ordering::Acquire) && !comm.places.is_busy() {
-        assert_eq!(inside.get(), 6);
-    }
-    thread.join().unwrap();
+    finds_no_call(Places::is_busy);
 }
 
-/// The same as `nobody_is_inside`, with `has_collective` in place of `is_busy`.
+/// Does what `nobody_is_inside` does, with the question that is for collectives alone.
 fn no_collective_is_inside() {
+    finds_no_call(Places::has_collective);
+}
+
+fn finds_no_call(is_under_way: fn(&Places) -> bool) {
     let (comm, inside) = start();
     let has_begun = Arc::new(AtomicBool::new(false));
     let (other, there, begins) = (comm.clone(), inside.clone(), has_begun.clone());
     let thread = loom::thread::spawn(move || {
         call_and(&other, &there, 6, || begins.store(true, Ordering::Release));
     });
-    if has_begun.load(Ordering::Acquire) && !comm.places.has_collective() {
+    if has_begun.load(Ordering::Acquire) && !is_under_way(&comm.places) {
         assert_eq!(inside.get(), 6);
     }
     thread.join().unwrap();
