@@ -41,5 +41,6 @@ def test_rows_of_one_machine_are_bold_where_a_peer_is_ahead(machine, name):
     section = section[:section.index("\n### ", 4)]
     cells = re.findall(r", (\**)([\d.]+)\** (?:Open MPI|MPICH|Gloo|PyTorch) \|", section)
     ahead = sum(float(ratio) < 1 for _, ratio in cells)
-    assert len(cells) == 72 and all(bool(bold) == (float(ratio) < 1) for bold, ratio in cells), "docs/performance.md: bold where a peer takes less time"
+    wrong = [(bold, ratio) for bold, ratio in cells if bool(bold) != (float(ratio) < 1)]
+    assert len(cells) == 72 and not wrong, f"docs/performance.md: bold where a peer takes less time: {wrong}"
     assert f"In {ahead} of the {len(cells)} rows" in section and f"in {ahead} of {len(cells)} rows on {name}" in README

@@ -18,7 +18,8 @@ def test_a_lab_ends_while_a_thread_reads_what_its_processes_write(tmp_path, own_
         pytest.skip(str(error))
     written = []
     try:
-        process = lab.spawn("alpha", ["/bin/sh", "-c", "echo begun; exec sleep 1000"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        command = ["/bin/sh", "-c", "echo begun; exec sleep 1000"]
+        process = lab.spawn("alpha", command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         reader = threading.Thread(target=lambda: written.extend(process.stdout), daemon=True)
         reader.start()
         until = time.monotonic() + 30

@@ -156,7 +156,7 @@ def test_links_and_names_are_no_files_of_other_hosts(build, tmp_path):
 
 
 def test_only_a_missing_network_lets_the_tests_skip(build):
-    """What pip says without a network, and with a package that has another hash."""
+    """pip's words for a missing network are told from those for a package that has another hash."""
     retry = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('HTTPSConnectionPool(...'\n"
     none = "ERROR: Could not find a version that satisfies the requirement babel==2.19.0 (from versions: none)\n"
     disk = "ERROR: Could not install packages due to an OSError: "

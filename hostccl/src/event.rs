@@ -15,10 +15,10 @@
 //!
 //! The sleeper reads its doorbell, marks the words, and then reads the words. It sleeps only while
 //! the doorbell still holds the value that the sleeper has read. The thread that changes a word
-//! first changes the word, and then takes the marks off. The sleeper has a
-//! sequentially consistent fence between its marks and its reads, and the other thread has one
-//! between its change and its look at the marks. So either the sleeper sees the change, or the other thread sees the mark. In the
-//! second case the other thread changes the doorbell after the sleeper has read it. Then the
+//! first changes the word, and then takes the marks off. The sleeper has a sequentially consistent
+//! fence between its marks and its reads, and the other thread has one between its change and its
+//! look at the marks. So either the sleeper sees the change, or the other thread sees the mark. In
+//! the second case the other thread changes the doorbell after the sleeper has read it. Then the
 //! sleeper does not fall asleep, or it wakes.
 //!
 //! A mark stays until the word changes, also when its sleeper no longer waits. Then the change

@@ -179,7 +179,7 @@ def head_of(node, scope):
 
 
 def declarations(doxygen, node):
-    """What a group declares, in the order of the header."""
+    """Returns the declarations of a group, in the order of the header."""
     structs = {compound.findtext("compoundname"): compound for inner in node.findall("innerclass")
                if (compound := doxygen.compounds[inner.get("refid")]) is not None and doxygen.home(compound) is node}
     # A namespace within the group is no group of its own.
@@ -197,7 +197,7 @@ def names(doxygen, node):
 
 
 def group_lines(doxygen, node, writer):
-    """What a group has: its description and its declarations."""
+    """Returns the description and the declarations of a group."""
     out = [*paragraphs(node.find("detaileddescription"), writer.language), ""]
     for one in declarations(doxygen, node):
         if one.tag == "compounddef":

@@ -9,7 +9,7 @@ same pages says."""
 import html
 import re
 
-# What stands in front of an item in rustdoc's file names.
+# The kinds of items. rustdoc puts the kind in front of the item's name in the name of its file.
 KINDS = {"struct": "struct", "enum": "enum", "trait": "trait", "fn": "function", "type": "type", "macro": "macro", "constant": "constant"}
 HEAD = """# Rust
 

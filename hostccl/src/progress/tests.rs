@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::places::Place;
 use crate::turn::Pass;
 
-/// What the operations of a test have done, in their order.
+/// The calls that the operations of a test got, in their order.
 type Log = RefCell<Vec<String>>;
 
 /// An operation whose answers are known before.

@@ -54,7 +54,7 @@ pub struct Program<'a> {
     pub sturdy: &'a [(&'static str, &'static str)],
 }
 
-/// What a run of one model has shown.
+/// The outcome of running one model.
 enum Outcome {
     /// loom ran the model this many times; `met` lists the accesses that the runs used.
     Holds { executions: usize, met: Vec<Point> },
@@ -71,7 +71,7 @@ const FAILS: u8 = 10;
 /// The exit code where a run shows nothing: the models or this program have a defect.
 const BROKEN: u8 = 20;
 
-/// What is wrong, so far.
+/// The faults that were found so far.
 #[derive(Default)]
 struct Findings {
     /// A model, or the table, is not as it should be.

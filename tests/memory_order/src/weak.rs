@@ -10,9 +10,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// A half of a memory order that can be weakened alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Half {
-    /// What comes later in the thread stays after this read.
+    /// Later accesses of the thread stay after this read.
     Acquire,
-    /// What came before in the thread stays before this write.
+    /// Earlier accesses of the thread stay before this write.
     Release,
     /// The read of a compare-and-exchange that fails.
     FailureAcquire,
@@ -66,7 +66,7 @@ impl FromStr for Point {
 }
 
 static WEAKENED: OnceLock<Point> = OnceLock::new();
-/// What this process has met, by the address of the place.
+/// The accesses that this process has met, by the address of the place.
 static MET: Mutex<BTreeMap<(usize, Half), &'static Location<'static>>> = Mutex::new(BTreeMap::new());
 
 /// Weakens one order for the rest of the process.

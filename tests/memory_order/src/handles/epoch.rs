@@ -1,5 +1,6 @@
-//! What crossbeam_epoch promises: an entry is destroyed after all threads are unpinned that were
-//! pinned when the entry was given up. A thread that pins itself later finds the entry unlinked.
+//! A model of the promise of crossbeam_epoch: an entry is destroyed after all threads are unpinned
+//! that were pinned when the entry was given up. A thread that pins itself later finds the entry
+//! unlinked.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

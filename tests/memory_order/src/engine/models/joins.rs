@@ -21,7 +21,7 @@ pub(super) const MODELS: &[Model] = &[
 struct State {
     header: Header,
     seats: [Seat; 2],
-    /// What each rank writes to its part of the segment before it counts itself in.
+    /// A value for each rank. The rank writes it before it counts itself in.
     plain: [Plain<u32>; 2],
 }
 
