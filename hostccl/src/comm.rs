@@ -172,6 +172,16 @@ impl Comm {
         }
     }
 
+    /// Does what [`check`](Comm::check) does, for a call that waits for `blocker`. All ranks may have
+    /// arrived before one of them ended the communicator. A join has succeeded then.
+    pub(crate) fn check_waiting(&self, blocker: Blocker) -> Result<()> {
+        // The rank that ended the communicator had seen that all have arrived, so a thread that sees
+        // the failure sees this, too.
+        let checked = self.check();
+        let is_joined = || !self.aborted.load(Ordering::Acquire) && self.segment.header().started().is_some();
+        if checked.is_err() && blocker == Blocker::Arrivals && is_joined() { Ok(()) } else { checked }
+    }
+
     /// Whether nothing has ended the communicator. On several hosts the answer is `false`, because
     /// the news of other hosts must be read first.
     #[inline]

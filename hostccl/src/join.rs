@@ -272,7 +272,7 @@ impl Join {
             }
             return Ok(Poll::Done);
         }
-        comm.check()?;
+        comm.check_waiting(Blocker::Arrivals)?;
         if let Source::Id(Id { address: Some(address), .. }) = &self.source {
             if header.is_moved() {
                 let (address, lobby) = (*address, self.comm.take());

@@ -29,7 +29,7 @@ impl Comm {
     /// blocker's word; a peer that ends right after it has done its part harms nobody. `call`
     /// describes the operation.
     pub(crate) fn check_peers(&self, blocked: Option<(Blocker, u32)>, call: &dyn Fn() -> String) -> Result<()> {
-        self.check()?;
+        blocked.map_or_else(|| self.check(), |(blocker, _)| self.check_waiting(blocker))?;
         // A peer does its part before it leaves. So this value is up to date when it is read after
         // the peer's state.
         let still_blocked = || blocked.is_none_or(|(blocker, seen)| self.event(blocker).value() == seen);
@@ -143,7 +143,26 @@ impl Comm {
 
     /// Whether the rank with that seat has freed its communicator.
     pub(crate) fn has_left(&self, rank: usize) -> bool {
-        self.segment.seat(rank).left.load(Ordering::Acquire) != 0
+        self.departure(rank) != 0
+    }
+
+    /// Returns 1 if the rank with that seat was the first one to free its communicator, 2 if it was
+    /// the second one, and so on; 0 if it has not freed it.
+    fn departure(&self, seat: usize) -> u32 {
+        self.segment.seat(seat).left.load(Ordering::Acquire)
+    }
+
+    /// Returns which of these ranks of the whole communicator has left it or is lost, and its error.
+    /// Of several such ranks it is the first one, because the others may have given up because of
+    /// the first one. A rank that has died counts as the first one, and so does a rank of another
+    /// host, whose place in the order is not known.
+    pub(crate) fn first_lost(&self, ranks: &[usize]) -> Option<(usize, Error)> {
+        let seat = |rank| self.span.as_ref().map_or(Some(rank), |span| span.seat_of(rank));
+        let place = |rank| seat(rank).map_or(0, |seat| self.departure(seat));
+        let lost = || ranks.iter().filter_map(|rank| Some((*rank, self.check_rank(*rank).err()?)));
+        lost().next()?;
+        // A rank that looked sound just now may have ended before the one that was found.
+        lost().min_by_key(|(rank, _)| place(*rank))
     }
 
     /// Whether the blocker goes away only by something that the rank with this seat has not done

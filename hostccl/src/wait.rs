@@ -191,7 +191,7 @@ impl Wait {
         }
         let ended = || calls.iter().filter(|call| call.ends_with_comm());
         for call in ended() {
-            call.comm.check().map_err(|error| call.comm.add_missing(error, call.blocker))?;
+            call.comm.check_waiting(call.blocker).map_err(|error| call.comm.add_missing(error, call.blocker))?;
         }
         let timed = || calls.iter().filter(|call| call.has_deadline());
         let since = *self.since.get_or_insert_with(Instant::now);

@@ -175,6 +175,34 @@ fn a_rank_that_comes_after_the_first_one_gave_up_does_not_wait_for_it() {
 }
 
 #[test]
+fn the_rank_that_ended_first_is_named_and_not_one_that_gave_up_because_of_it() {
+    let (aborted, gave_up) = (Barrier::new(3), Barrier::new(2));
+    ranks(4, |comm, rank| {
+        match rank {
+            3 => return,
+            2 => {
+                // SAFETY: the token is live. Its Comm destroys nothing after this.
+                ok(unsafe { ncclCommAbort(**comm) });
+                aborted.wait();
+                return;
+            }
+            _ => aborted.wait(),
+        };
+        if rank == 1 {
+            gave_up.wait();
+        }
+        let (result, message) = shrink(comm, &[3], NCCL_SHRINK_ABORT).err().unwrap();
+        assert_eq!(result, ncclRemoteError, "{message}");
+        assert!(message.contains("rank 2 "), "{message}");
+        if rank == 0 {
+            // SAFETY: the token is live. Its Comm destroys nothing after this.
+            ok(unsafe { ncclCommDestroy(**comm) });
+            gave_up.wait();
+        }
+    });
+}
+
+#[test]
 fn wrong_arguments_are_refused_with_their_values() {
     ranks(2, |comm, rank| {
         let refuse = |excluded: &[c_int], flags: c_int, value: &str| {

@@ -70,8 +70,10 @@ impl Comm {
     pub(crate) fn leave(&self) {
         let message = format!("{} has destroyed the communicator that was to grow", self.describe(self.rank));
         self.end_growth(&Error::new(ncclRemoteError, message).by(Blame::of([self.whole().0])));
-        let had_left = self.segment.seat(self.rank).left.swap(1, Ordering::SeqCst) != 0;
         let header = self.segment.header();
+        let departure = header.departures.fetch_add(1, Ordering::Relaxed) + 1;
+        let left = &self.segment.seat(self.rank).left;
+        let had_left = left.compare_exchange(0, departure, Ordering::SeqCst, Ordering::Relaxed).is_err();
         // The ranks that wait for this one look at their peers when they wake.
         header.alarm.wake();
         header.steps.ended.wake();

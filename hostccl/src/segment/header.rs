@@ -48,6 +48,8 @@ pub(crate) struct Header {
     pub(crate) verdict: Event,
     /// The tag of the name that rank 0 has decided on. This tag is set before `verdict`.
     pub(crate) verdict_tag: AtomicU64,
+    /// How many ranks have freed their communicators.
+    pub(crate) departures: AtomicU32,
     /// The doorbells of the ranks.
     pub(crate) bells: [Event; BELLS],
 }
@@ -181,7 +183,7 @@ impl Header {
     }
 
     /// Returns the number of ranks once all of them have arrived.
-    pub(super) fn started(&self) -> Option<u32> {
+    pub(crate) fn started(&self) -> Option<u32> {
         // Each rank has set or read `nranks` before it counts itself in `arrived`. A thread that sees
         // that all ranks have arrived sees what each of them has written.
         let arrived = self.arrived.value();

@@ -122,22 +122,18 @@ impl Remaining {
     /// The new communicator cannot know that yet.
     pub(super) fn check_missing_members(&self) -> Result<()> {
         let Some(child) = self.joined() else { return Ok(()) };
-        for missing in child.missing(Blocker::Arrivals) {
-            let Some(&member) = self.members.get(missing) else { continue };
-            if let Err(error) = self.parent.check_rank(member) {
-                // Between the two checks the member may have joined, and may then have left the
-                // parent.
-                if child.missing(Blocker::Arrivals).contains(&missing) {
-                    return Err(error);
-                }
-            }
+        let missing =
+            || child.missing(Blocker::Arrivals).into_iter().filter_map(|rank| self.members.get(rank).copied());
+        match self.parent.first_lost(&missing().collect::<Vec<_>>()) {
+            // Between the two checks the member may have joined, and may then have left the parent.
+            Some((member, error)) if missing().any(|missing| missing == member) => Err(error),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Returns the error of the first member that has left the parent or died, if there is one.
     pub(super) fn lost_member(&self) -> Option<Error> {
-        self.members.iter().find_map(|member| self.parent.check_rank(*member).err())
+        self.parent.first_lost(&self.members).map(|(_, error)| error)
     }
 
     /// Returns an error of the new communicator with the blamed ranks renumbered: each rank gets
