@@ -202,7 +202,7 @@ impl World {
             }
             (None, Method::File(path)) => {
                 Secret::refuse_for(&format!("the folder that file://{path} names"))?;
-                (Arc::new(FileStore::open(Path::new(&path))?), None, false)
+                (Arc::new(FileStore::open_as(Path::new(&path), rank as i32)?), None, false)
             }
             (None, Method::Tcp(..) | Method::Env) => {
                 let (host, port) = self.place.address.clone().ok_or_else(|| {

@@ -228,7 +228,7 @@ impl Round {
         }
         let found = match self.late_dissent(phase, &whole) {
             Some(mismatch) => Ok(mismatch),
-            None => self.name_missing(phase, timeout, &whole),
+            None => self.name_missing(phase, timeout, &error, &whole),
         };
         let verdict = match found {
             Ok(verdict) => verdict,

@@ -43,8 +43,8 @@ pub(super) struct Absent {
 
 impl Round {
     /// Returns the verdict of a call whose deadline has passed. The verdict names the ranks that
-    /// are not here.
-    pub(super) fn name_missing(&self, phase: &str, timeout: Duration, soon: &Wait) -> Result<Verdict> {
+    /// are not here. `why` is the error that has ended this rank's wait.
+    pub(super) fn name_missing(&self, phase: &str, timeout: Duration, why: &Error, soon: &Wait) -> Result<Verdict> {
         let size = self.membership.members.len();
         let half = || Deadline::after(soon.deadline.left() / 2);
         let mut absent = self.absent(|position| self.here(phase, position), half(), soon)?;
@@ -63,6 +63,12 @@ impl Round {
             match self.absent(|position| self.stuck(phase, position), half(), soon) {
                 Ok(stuck) => absent = stuck,
                 Err(error) => unknown = format!("the store does not say which: {}", error.message()),
+            }
+            // A rank outside of the call may have stopped while it had the lock of the store.
+            if absent.ranks.is_empty() && !why.ranks().is_empty() {
+                let (call, number, millis) = (&self.call, self.number, timeout.as_millis());
+                let message = format!("{call} as call {number} did not end within {millis} ms: {}", why.message());
+                return Ok(Verdict::of(&Error::timeout(message).with_ranks(why.ranks())));
             }
             what = "came but got no further in";
         }

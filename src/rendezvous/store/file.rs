@@ -14,7 +14,7 @@ mod operations;
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,9 +26,12 @@ use sha2::{Digest, Sha256};
 use super::frame::MAX_VALUE;
 use super::random;
 use crate::error::{Error, Result};
+use crate::printable::printable;
+use crate::rendezvous::host::host_name;
 use crate::wait::Wait;
 
-/// The name of the file that is locked while counters change. No key has this name.
+/// The name of the file that is locked while counters change. No key has this name. While a rank has
+/// the lock, the file says which rank that is ([`Holder`]).
 const LOCK: &str = ".lock";
 
 /// A folder as a store.
@@ -43,6 +46,8 @@ pub struct FileStore {
     /// Whether this handle has stored a key. Until then the last rank of an earlier world may
     /// remove the folder, and this handle makes it again.
     has_stored: AtomicBool,
+    /// The rank that uses this handle, where there is one.
+    rank: Option<i32>,
 }
 
 impl FileStore {
@@ -77,6 +82,7 @@ impl FileStore {
             folder: folder.clone(),
             owner: there.uid(),
             has_stored: AtomicBool::new(false),
+            rank: None,
         };
         // A file shows what this user, and a file for this user alone, look like on this file
         // system, which may map users and know no modes.
@@ -95,6 +101,13 @@ impl FileStore {
             )));
         }
         Ok(store)
+    }
+
+    /// Opens the store of `path` as [`open`](FileStore::open) does, for this rank. The rank is named
+    /// where another one waits in vain for the lock, because this rank was stopped while it had the
+    /// lock.
+    pub fn open_as(path: &Path, rank: i32) -> Result<FileStore> {
+        FileStore::open(path).map(|store| FileStore { rank: Some(rank), ..store })
     }
 
     /// Makes the folder again, if an earlier world may have removed it since this handle was
@@ -188,7 +201,7 @@ impl FileStore {
 
     /// Opens the lock file and waits for the lock. Dropping the result releases the lock. A forked
     /// child has no copy.
-    fn lock(&self, wait: &Wait) -> Result<Lock> {
+    pub(crate) fn lock(&self, wait: &Wait) -> Result<Lock> {
         let path = self.folder.join(LOCK);
         let mut pause = Duration::from_micros(100);
         let mut file = self.open_lock(&path)?;
@@ -200,7 +213,12 @@ impl FileStore {
                     file = self.open_lock(&path)?;
                     continue;
                 }
-                Ok(()) => return Ok(Lock(file)),
+                Ok(()) => {
+                    let lock = Lock(file);
+                    // Nothing depends on this text except a message, so a failure does no harm.
+                    let _ = self.rank.map(|rank| lock.0.write_all_at(Holder::text_of(rank).as_bytes(), 0));
+                    return Ok(lock);
+                }
                 Err(error) => error.into(),
             };
             if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) {
@@ -208,11 +226,14 @@ impl FileStore {
             }
             wait.cancel.check()?;
             if wait.deadline.passed() {
-                return Err(Error::timeout(format!(
-                    "the lock of {} was held by another process for {} ms",
-                    self.name,
-                    wait.deadline.timeout().as_millis()
-                )));
+                let holder = Holder::read(&file);
+                let (who, ranks) = match &holder {
+                    Some(Holder { rank, process }) => (format!("rank {rank} ({process})"), vec![*rank]),
+                    None => ("another process".to_owned(), Vec::new()),
+                };
+                let millis = wait.deadline.timeout().as_millis();
+                let message = format!("{who} has not given back the lock of {} within {millis} ms", self.name);
+                return Err(Error::timeout(message).with_ranks(&ranks));
             }
             std::thread::sleep(pause.min(wait.deadline.slice()));
             pause = (pause * 2).min(Duration::from_millis(5));
@@ -254,12 +275,42 @@ fn is_at(file: &File, path: &Path) -> bool {
     (open.dev(), open.ino()) == (there.dev(), there.ino())
 }
 
+/// The rank that has the lock, as the lock file says.
+struct Holder {
+    /// The rank of the world.
+    rank: i32,
+    /// Its process and host.
+    process: String,
+}
+
+impl Holder {
+    /// The most bytes of the lock file that are read.
+    const MOST_BYTES: usize = 256;
+
+    /// Returns the content of the lock file while this rank has the lock.
+    fn text_of(rank: i32) -> String {
+        format!("{rank} pid {} on {}\n", std::process::id(), host_name())
+    }
+
+    /// Reads which rank has the lock. Returns `None` where the file does not say so, as for a moment
+    /// after a rank has taken the lock.
+    fn read(file: &File) -> Option<Holder> {
+        let mut bytes = [0; Holder::MOST_BYTES];
+        let read = file.read_at(&mut bytes, 0).ok()?;
+        let text = std::str::from_utf8(&bytes[..read]).ok()?;
+        let (rank, process) = text.strip_suffix('\n')?.split_once(' ')?;
+        Some(Holder { rank: rank.parse().ok()?, process: printable(process).into_owned() })
+    }
+}
+
 /// The right to change counters.
-struct Lock(Private<File>);
+pub(crate) struct Lock(Private<File>);
 
 impl Drop for Lock {
     fn drop(&mut self) {
         if !fork::is_child() {
+            // Nobody is to be named who does not have the lock any more.
+            let _ = self.0.set_len(0);
             // Closing the file is not enough where a child has a copy.
             let _ = flock(&*self.0, FlockOperation::Unlock);
         }

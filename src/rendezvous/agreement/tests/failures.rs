@@ -9,7 +9,7 @@ use crate::rendezvous::agreement::verdict::Verdict;
 use crate::rendezvous::agreement::{Members, Scope};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::losses::Losses;
-use crate::rendezvous::store::{MemoryStore, Store};
+use crate::rendezvous::store::{FileStore, MemoryStore, Store};
 use crate::wait::Wait;
 
 #[test]
@@ -212,4 +212,33 @@ fn a_watch_that_tells_of_a_deadline_is_not_taken_for_the_own_one() {
     });
     let error = errors[0].as_ref().unwrap();
     assert_eq!((error.status(), error.message()), (Status::Timeout, "its communicator failed earlier"));
+}
+
+/// Rank 0 is in another call, and was stopped while it had the lock of the folder.
+#[test]
+fn a_rank_that_keeps_the_lock_of_a_folder_is_named_by_calls_without_it() {
+    let path = std::env::temp_dir().join(format!("devicemesh-lock-{}", std::process::id()));
+    let store = |rank| FileStore::open_as(&path, rank).unwrap();
+    let stopped = store(0);
+    let lock = stopped.lock(&soon()).unwrap();
+    let call = |me: usize| {
+        let store: Arc<dyn Store> = Arc::new(store([1, 3][me]));
+        let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+        let members = Members::Listed(Arc::from([1, 3]));
+        let scope = Scope::new(membership(store, losses, members, me), "test/part".to_owned());
+        scope.agree("dm_get_comm(dim=a)", &Wait::after(Duration::from_millis(100))).map(drop).unwrap_err()
+    };
+    let errors = std::thread::scope(|threads| {
+        let call = &call;
+        let calls = [0, 1].map(|me| threads.spawn(move || call(me)));
+        calls.map(|call| call.join().unwrap())
+    });
+    drop(lock);
+    stopped.remove();
+    for error in errors {
+        assert_eq!((error.status(), error.ranks()), (Status::Timeout, &[0][..]), "{error}");
+        let process = format!("rank 0 (pid {} on ", std::process::id());
+        assert!(error.message().contains(&process), "{error}");
+        assert!(error.message().contains("has not given back the lock of file://"), "{error}");
+    }
 }
