@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{SockAddr, Socket};
 
-use self::attempts::{Attempts, PAUSE, TRIES};
+use self::attempts::{Attempts, PAUSE};
 use self::door::Door;
 use super::cipher::Cipher;
 use super::connection::Connection;
@@ -225,7 +225,8 @@ impl Keeper {
             return;
         };
         let Some(address) = self.inner.options.address(&contact.address) else {
-            let why = "its contact has no address of the TCP wire: set DM_WIRE alike on all hosts".to_owned();
+            let why =
+                "the other process does not use the wire over TCP: set DM_WIRE to one value on all hosts".to_owned();
             return self.fail(peer, false, why);
         };
         let begin = || {
@@ -248,18 +249,34 @@ impl Keeper {
                     (attempt.stranger, attempt.next) = (number, Instant::now() + PAUSE);
                 }
             }
-            Err(Step::Fail(ended, why)) => self.fail(peer, ended, why),
-            Err(Step::Again(why)) => self.try_again(peer, why, false),
-            Err(_) => {}
+            Err(step) => self.end_try(peer, step),
         }
     }
 
-    /// Ends a try. The peer is tried again until the time is up. `is_full` says that the peer
-    /// takes no connection now.
-    fn try_again(&mut self, peer: u32, why: String, is_full: bool) {
+    /// Ends a try to connect to a peer. The peer is tried again until the time is up, unless the
+    /// reason says that no later try can succeed.
+    fn end_try(&mut self, peer: u32, step: Step) {
+        match step {
+            Step::Again(why) => self.try_again(peer, why, false),
+            Step::Short(why) => self.try_again(peer, why, true),
+            Step::NoWay(why) => {
+                let silence = self.inner.options.silence;
+                match self.attempts.get(peer).is_some_and(|attempt| attempt.since.elapsed() >= silence) {
+                    true => self.fail(peer, false, format!("{why}: no connection within {} ms", silence.as_millis())),
+                    false => self.try_again(peer, why, true),
+                }
+            }
+            Step::Fail(ended, why) => self.fail(peer, ended, why),
+            Step::Wait | Step::Sent | Step::Answered(_) | Step::Proved(_) | Step::Drop(_) => {}
+        }
+    }
+
+    /// Ends a try after which the next one follows. With `is_trouble`, errors name the reason when
+    /// the time of a call is up.
+    fn try_again(&mut self, peer: u32, why: String, is_trouble: bool) {
         let mut known = 0;
         if let Some(link) = self.inner.lock().links.get_mut(&peer) {
-            link.trouble = is_full.then(|| why.clone());
+            link.trouble = is_trouble.then(|| why.clone());
             known = link.remote.tokens.len();
         }
         if let Some(attempt) = self.attempts.get_mut(peer) {
@@ -277,7 +294,6 @@ impl Keeper {
 
     /// Acts on the outcome of a step.
     fn act_on(&mut self, number: u64, step: Step) {
-        let is_full = matches!(step, Step::Full(_));
         let Some(stranger) = self.strangers.get(&number) else { return };
         match step {
             Step::Wait => {}
@@ -302,13 +318,10 @@ impl Keeper {
                     attempt.next = attempt.next.min(Instant::now() + PAUSE);
                 }
             }
-            Step::Again(why) | Step::Full(why) => {
-                let peer = self.remove(number).and_then(|stranger| stranger.peer);
-                peer.into_iter().for_each(|peer| self.try_again(peer, why.clone(), is_full));
-            }
-            Step::Fail(ended, why) => {
-                let peer = self.remove(number).and_then(|stranger| stranger.peer);
-                peer.into_iter().for_each(|peer| self.fail(peer, ended, why.clone()));
+            Step::Again(_) | Step::Short(_) | Step::NoWay(_) | Step::Fail(..) => {
+                if let Some(peer) = self.remove(number).and_then(|stranger| stranger.peer) {
+                    self.end_try(peer, step);
+                }
             }
         }
     }
@@ -363,11 +376,29 @@ impl Keeper {
             let why = format!("{} does not answer: no connection within {} ms", stranger.address, silence.as_millis());
             stranger.peer.into_iter().for_each(|peer| self.fail(peer, false, why.clone()));
         }
-        for peer in self.attempts.late(now) {
+        let tries = self.inner.options.tries;
+        self.excuse_stopped(now, tries / 2);
+        for peer in self.attempts.late(now, tries) {
             let Some(attempt) = self.attempts.remove(peer) else { continue };
             let stranger = attempt.stranger.and_then(|number| self.remove(number));
             let why = stranger.map_or(attempt.why, |stranger| format!("{} does not answer", stranger.address));
-            self.fail(peer, false, format!("{why}: no connection within {} s", TRIES.as_secs()));
+            self.fail(peer, false, format!("{why}: no connection within {} s", tries.as_secs()));
+        }
+    }
+
+    /// Starts the time of the tries anew for each peer with uses whose host has taken a connection,
+    /// and whose process has not answered on it for `patience`. A process that runs answers or
+    /// closes the connection within [`PATIENCE`], so that process is stopped. The deadlines of the
+    /// calls decide how long to wait for it. If its host falls silent, this kernel ends the
+    /// connection. If the process ends, the other kernel does.
+    fn excuse_stopped(&mut self, now: Instant, patience: Duration) {
+        let is_unanswered =
+            |stranger: &&Stranger| stranger.waits_for_answer() && now.duration_since(stranger.since) > patience;
+        for peer in self.strangers.values().filter(is_unanswered).filter_map(|stranger| stranger.peer) {
+            let is_used = self.inner.lock().links.get(&peer).is_some_and(|link| link.remote.uses > 0);
+            if let Some(attempt) = self.attempts.get_mut(peer).filter(|_| is_used) {
+                attempt.since = now;
+            }
         }
     }
 

@@ -29,6 +29,10 @@ const INSTEAD_OF_BBR: [&[u8]; 2] = [b"cubic", b"reno"];
 /// one data centre are near each other.
 const LONGEST_NEAR_ROUND_TRIP: Duration = Duration::from_millis(1);
 
+/// How long a process tries to reach a peer that answers, but does not take the connection. Half of
+/// this time is longer than a running process keeps a connection that it does not answer.
+const TRIES: Duration = Duration::from_secs(30);
+
 /// The settings of a wire over TCP.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
@@ -36,6 +40,8 @@ pub(crate) struct Options {
     pub(crate) interface: Interface,
     /// How long a host may be silent before its processes count as lost.
     pub(crate) silence: Duration,
+    /// How long the process tries to reach a peer that answers, but does not take the connection.
+    pub(crate) tries: Duration,
     /// The name of the congestion control, where it is not the kernel's default.
     pub(crate) congestion: Option<String>,
     /// The secret of the job, with which connections are encrypted.
@@ -85,7 +91,15 @@ impl Options {
         let list = list.as_ref().map(|(name, value)| (*name, value.as_str()));
         let interface = address::choose(&interfaces, list, fixed).map_err(Error::argument)?;
         let silence = silence()?;
-        Ok(Options { interface, silence, congestion: variable("DM_SOCKET_CONGESTION"), secret })
+        Ok(Options { interface, silence, tries: TRIES, congestion: variable("DM_SOCKET_CONGESTION"), secret })
+    }
+
+    /// The settings of a wire of a test, which listens at 127.0.0.1.
+    #[cfg(test)]
+    pub(crate) fn of_test() -> Options {
+        let address = IpAddr::from([127, 0, 0, 1]);
+        let interface = Interface { name: "lo".to_owned(), address, scope: 0, is_loopback: true };
+        Options { interface, silence: SILENCE, tries: TRIES, congestion: None, secret: None }
     }
 
     /// Opens a listener. Returns it with its address in a contact's format.
@@ -185,9 +199,7 @@ mod tests {
             eprintln!("skipped: this process may not use bbr");
             return;
         }
-        let interface =
-            Interface { name: "lo".to_owned(), address: [127, 0, 0, 1].into(), scope: 0, is_loopback: true };
-        let mut options = Options { interface, silence: SILENCE, congestion: None, secret: None };
+        let mut options = Options::of_test();
         options.prepare(&socket).unwrap();
         assert!(!socket.tcp_congestion().unwrap().starts_with(b"bbr"));
         options.congestion = Some("bbr".to_owned());
@@ -205,9 +217,7 @@ mod tests {
         }
         // Until data are acknowledged, the kernel knows the round trip of the handshake alone.
         assert!(sockets::least_round_trip(&socket).unwrap() <= LONGEST_NEAR_ROUND_TRIP);
-        let interface =
-            Interface { name: "lo".to_owned(), address: [127, 0, 0, 1].into(), scope: 0, is_loopback: true };
-        let mut options = Options { interface, silence: SILENCE, congestion: Some("cubic".to_owned()), secret: None };
+        let mut options = Options { congestion: Some("cubic".to_owned()), ..Options::of_test() };
         options.adapt_to_distance(&socket);
         assert!(socket.tcp_congestion().unwrap().starts_with(b"cubic"));
         options.congestion = None;

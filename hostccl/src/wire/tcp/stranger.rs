@@ -43,7 +43,7 @@ pub(super) struct Stranger {
     pub(super) address: String,
     /// The peer, where it is known.
     pub(super) peer: Option<u32>,
-    /// When the connection began.
+    /// When the connection began. Where this process has made the connection: when its hello went.
     pub(super) since: Instant,
     /// Whether this process can open no more files, so that it only tells the other process so.
     is_full: bool,
@@ -74,8 +74,12 @@ pub(super) enum Step {
     Drop(String),
     /// This process connected, and may try again.
     Again(String),
-    /// This process connected, and may try again. The other process can open no more files.
-    Full(String),
+    /// This process connected, and may try again. If no try succeeds in time, the user has to learn
+    /// the reason: one of the two processes or its machine lacks files, memory or ports.
+    Short(String),
+    /// This process connected, and no way leads to the other host now. It may try again until the
+    /// time has passed after which a silent host is lost.
+    NoWay(String),
     /// This process connected, and the peer is lost: whether its process has ended, and the reason.
     Fail(bool, String),
 }
@@ -127,6 +131,12 @@ impl Stranger {
         matches!(self.stage, Stage::Connecting)
     }
 
+    /// Whether this process has made the connection, the other host has taken it, and the other
+    /// process has to answer now.
+    pub(super) fn waits_for_answer(&self) -> bool {
+        self.is_mine() && !self.is_connecting()
+    }
+
     /// Whether this process has made the connection and proved itself, so that the other side may
     /// have taken the connection.
     pub(super) fn is_proved(&self) -> bool {
@@ -167,7 +177,7 @@ impl Stranger {
             let error = self.socket.take_error().unwrap_or_else(Some);
             return match error.map_or_else(|| send_all(&self.socket, &self.first), Err) {
                 Ok(()) => {
-                    self.stage = Stage::Asked;
+                    (self.stage, self.since) = (Stage::Asked, Instant::now());
                     Step::Sent
                 }
                 Err(reason) => self.broken(Some(&reason)),
@@ -221,7 +231,7 @@ impl Stranger {
             return Step::Drop("it closed the connection".to_owned());
         }
         let Some(reason) = reason else {
-            return Step::Again(format!("{address} closed the connection before it took it"));
+            return Step::Again(closed_early(address));
         };
         refused(address, reason)
     }
@@ -289,7 +299,7 @@ impl Stranger {
         let (second, proof) = came.split_at(HELLO);
         let hello = match Hello::parse(second) {
             Ok(hello) => hello,
-            Err(why) => return Step::Fail(false, format!("{address} refuses the connection: {why}")),
+            Err(why) => return Step::Fail(false, format!("the answer of {address} cannot be used: {why}")),
         };
         self.second.copy_from_slice(second);
         match hello.answer {
@@ -309,12 +319,13 @@ impl Stranger {
                 );
             }
             Answer::Full => {
-                return Step::Full(format!(
+                return Step::Short(format!(
                     "{address} takes no connection, because its process or machine has as many files open as it may: raise `ulimit -n` there"
                 ));
             }
-            Answer::Twice | Answer::Unknown => {
-                return Step::Again(format!("{address} has answered {:?}", hello.answer));
+            Answer::Unknown => return Step::Again(format!("{address} does not know this process yet")),
+            Answer::Twice => {
+                return Step::Again(format!("{address} already has a connection with this process"));
             }
         }
         let secret = inner.options.secret.as_deref();
@@ -384,12 +395,25 @@ pub(super) fn refused(address: &str, reason: &io::Error) -> Step {
         ErrorKind::ConnectionRefused => {
             Step::Fail(true, format!("{address} refuses connections: its process has ended"))
         }
-        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
-            Step::Again(format!("{address} closed the connection before it took it"))
-        }
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Step::Again(closed_early(address)),
         ErrorKind::TimedOut => Step::Fail(false, format!("{address} does not answer: {reason}")),
-        _ => Step::Fail(false, format!("connecting to {address}: {}", machine::explained(reason))),
+        _ => {
+            let why = format!("connecting to {address}: {}", machine::explained(reason));
+            match reason.raw_os_error() {
+                // Such a shortage of this process or of this machine may pass.
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EADDRNOTAVAIL) => {
+                    Step::Short(why)
+                }
+                Some(libc::EHOSTUNREACH | libc::ENETUNREACH) => Step::NoWay(why),
+                _ => Step::Fail(false, why),
+            }
+        }
     }
+}
+
+/// Returns the reason why a try has failed whose connection the other side has closed.
+fn closed_early(address: &str) -> String {
+    format!("{address} closed the connection before accepting this process")
 }
 
 /// Writes a few bytes to a new connection, which always has room for them.

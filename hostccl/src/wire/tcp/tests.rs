@@ -2,13 +2,13 @@
 //! `promises`. The wires of a test belong to one process, and are as separate as those of two
 //! processes.
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Tcp;
 use super::options::Options;
-use crate::wire::address::{self, Interface};
+use crate::wire::address;
 use crate::wire::contract::{LONG, TOKEN, introduce, pattern, receive, send, tag, until, wait};
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Request, Tag, Wire};
 
@@ -19,9 +19,7 @@ mod strangers;
 mod traffic;
 
 fn options() -> Options {
-    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let interface = Interface { name: "lo".to_owned(), address, scope: 0, is_loopback: true };
-    Options { interface, silence: Duration::from_secs(5), congestion: None, secret: None }
+    Options::of_test()
 }
 
 fn wire() -> Arc<Tcp> {
@@ -72,6 +70,25 @@ fn a_connection_that_is_being_made_keeps_back_only_the_arrival_of_everything() {
     assert!(!wires[0].has_all_arrived());
     drop(stopped);
     until("a lost peer counts", || wires[0].has_all_arrived());
+}
+
+#[test]
+fn a_process_that_is_stopped_when_the_first_connection_to_it_is_made_is_not_lost() {
+    const TRIES: Duration = Duration::from_millis(200);
+    let wire = Tcp::open(Options { tries: TRIES, ..options() }, || ()).unwrap();
+    // A process that is stopped answers as this listener does.
+    let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let contact = Contact { id: [9; 16], address: address::to_bytes(&stopped.local_addr().unwrap()) };
+    let peer = wire.meet(&contact, &TOKEN);
+    let began = Instant::now();
+    let request = send(&wire, peer, tag(0), b"hello");
+    while began.elapsed() < 3 * TRIES {
+        assert_eq!((wire.lost(peer), wire.test(&request)), (None, Ok(None)));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The end of the process is noticed all the same.
+    drop(stopped);
+    assert!(matches!(wait(&wire, &request), Err(Broken::Lost(_))));
 }
 
 #[test]

@@ -3,16 +3,14 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long this process tries to reach a peer that answers, but does not take the connection.
-pub(super) const TRIES: Duration = Duration::from_secs(30);
 /// The pause between two tries.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// A peer to which this process tries to connect.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// When the first try began.
-    since: Instant,
+    /// When the first try began. The time in which the peer's process is stopped does not count.
+    pub(super) since: Instant,
     /// When the next try may begin. This time counts only while no try is under way.
     pub(super) next: Instant,
     /// The number of the connection of the present try, among the wire's strangers.
@@ -67,9 +65,9 @@ impl Attempts {
         self.filter(|attempt| attempt.stranger.is_none() && attempt.next <= now)
     }
 
-    /// The peers that were tried for too long.
-    pub(super) fn late(&self, now: Instant) -> Vec<u32> {
-        self.filter(|attempt| now.duration_since(attempt.since) > TRIES)
+    /// The peers that were tried for longer than `tries`.
+    pub(super) fn late(&self, now: Instant, tries: Duration) -> Vec<u32> {
+        self.filter(|attempt| now.duration_since(attempt.since) > tries)
     }
 
     fn filter(&self, is_wanted: impl Fn(&Attempt) -> bool) -> Vec<u32> {

@@ -79,6 +79,58 @@ fn a_killed_process_is_lost_at_once() {
     assert!(lost.ended && lost.why.contains("refuses connections"), "{lost:?}");
 }
 
+/// Sets how many files this process may have open, and returns how many it could have before.
+fn limit_files(count: libc::rlim_t) -> libc::rlim_t {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes and reads the limits.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
+        let before = std::mem::replace(&mut limits.rlim_cur, count);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
+        before
+    }
+}
+
+/// Lets this process open no more files. Returns how many it could have open before.
+fn close_files() -> libc::rlim_t {
+    let next = std::fs::File::open("/dev/null").unwrap();
+    limit_files(std::os::fd::AsRawFd::as_raw_fd(&next) as libc::rlim_t)
+}
+
+/// The process that the next test starts. This process can open no more files when it makes its
+/// first connection to a peer.
+#[test]
+#[ignore = "the next test starts it"]
+fn short_of_files() {
+    let Some(parent) = std::env::var_os(PARENT) else { return };
+    let wire = wire();
+    let peer = wire.meet(&from_text(parent.to_str().unwrap()), &TOKEN);
+    let before = close_files();
+    println!("\ncontact {}", to_text(&wire.contact()));
+    let request = send(&wire, peer, tag(0), b"hello");
+    until("the try does not fail", || wire.trouble(peer).is_some() || wire.lost(peer).is_some());
+    assert_eq!(wire.lost(peer), None);
+    let why = wire.trouble(peer).unwrap();
+    assert!(why.contains("connecting to ") && why.contains("raise `ulimit -n`"), "{why}");
+    limit_files(before);
+    assert_eq!((wait(&wire, &request), wire.trouble(peer)), (Ok(5), None));
+    until("the message does not arrive", || wire.has_all_arrived());
+}
+
+#[test]
+fn a_process_that_can_open_no_more_files_for_a_moment_loses_nobody() {
+    let wire = wire();
+    let mut command = again("short_of_files");
+    let mut child = command.env(PARENT, to_text(&wire.contact())).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let contact = lines.find_map(|line| line.unwrap().strip_prefix("contact ").map(from_text)).unwrap();
+    let peer = wire.meet(&contact, &TOKEN);
+    let mut got = [0; 5];
+    let request = receive(&wire, peer, tag(0), &mut got);
+    assert_eq!((wait(&wire, &request), &got), (Ok(5), b"hello"));
+    assert!(child.wait().unwrap().success());
+}
+
 /// The process that the next test starts. This process can open no more files, until it reads a
 /// line.
 #[test]
@@ -89,24 +141,12 @@ fn full_peer() {
     let peer = wire.meet(&from_text(parent.to_str().unwrap()), &TOKEN);
     let mut got = [0; 5];
     let request = receive(&wire, peer, tag(0), &mut got);
-    let limits = |cur| {
-        let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the kernel writes and reads the limits.
-        unsafe {
-            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
-            let before = std::mem::replace(&mut limits.rlim_cur, cur);
-            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
-            before
-        }
-    };
-    let next = std::fs::File::open("/dev/null").unwrap();
-    let before = limits(std::os::fd::AsRawFd::as_raw_fd(&next) as libc::rlim_t);
-    drop(next);
+    let before = close_files();
     println!("\ncontact {}", to_text(&wire.contact()));
     until("a connection waits", || wire.trouble(peer).is_some());
     println!("\ntrouble {}", wire.trouble(peer).unwrap());
     std::io::stdin().read_line(&mut String::new()).unwrap();
-    limits(before);
+    limit_files(before);
     assert_eq!((wait(&wire, &request), &got), (Ok(5), b"hello"));
 }
 
