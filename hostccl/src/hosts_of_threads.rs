@@ -1,7 +1,7 @@
 //! Communicators over several hosts whose ranks are threads of a test.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use crate::comm::Comm;
 use crate::crowd::Crowd;
@@ -12,7 +12,8 @@ use crate::segment::{self, Segment};
 use crate::span::Span;
 use crate::token::random_token;
 use crate::wire::memory::{self, Memory};
-use crate::wire::{Peer, Wire};
+use crate::wire::tcp::{Tcp, options::Options};
+use crate::wire::{Contact, Wire};
 
 /// Returns the ends of a communicator by rank, and the wire of each. `hosts` has the ranks of
 /// each host.
@@ -22,14 +23,31 @@ pub(crate) fn communicators(hosts: &[&[usize]]) -> (Vec<Arc<Comm>>, Vec<Arc<Memo
 
 /// Does what [`communicators`] does, with other limits for collectives.
 pub(crate) fn communicators_with(hosts: &[&[usize]], limits: Limits) -> (Vec<Arc<Comm>>, Vec<Arc<Memory>>) {
-    let nranks = hosts.iter().map(|ranks| ranks.len()).sum();
-    let wires = memory::wires(nranks);
+    let wires = memory::wires(size(hosts));
+    let all: Vec<Arc<dyn Wire>> = wires.iter().map(|wire| wire.clone() as Arc<dyn Wire>).collect();
+    (communicators_on(&all, hosts, limits), wires)
+}
+
+/// Returns the ends of a communicator by rank. Each rank has a wire over TCP of its own.
+pub(crate) fn communicators_over_tcp(hosts: &[&[usize]]) -> Vec<Arc<Comm>> {
+    let wire = |_| Tcp::open(Options::of_test(), || ()).unwrap() as Arc<dyn Wire>;
+    let wires: Vec<Arc<dyn Wire>> = (0..size(hosts)).map(wire).collect();
+    communicators_on(&wires, hosts, Limits::PRODUCT)
+}
+
+fn size(hosts: &[&[usize]]) -> usize {
+    hosts.iter().map(|ranks| ranks.len()).sum()
+}
+
+fn communicators_on(wires: &[Arc<dyn Wire>], hosts: &[&[usize]], limits: Limits) -> Vec<Arc<Comm>> {
+    let nranks = size(hosts);
+    let contacts: Arc<[Contact]> = wires.iter().map(|wire| wire.contact()).collect();
     let mut host_of = vec![0; nranks];
     for (host, ranks) in hosts.iter().enumerate() {
         ranks.iter().for_each(|&rank| host_of[rank] = host);
     }
     let mut ends: Vec<Option<Arc<Comm>>> = vec![None; nranks];
-    for (host, ranks) in hosts.iter().enumerate() {
+    for ranks in hosts {
         let fd = segment::create(random_token().unwrap()).unwrap();
         for (seat, &rank) in ranks.iter().enumerate() {
             let segment = Segment::map(&fd, ranks.len() as u32, seat as u32, &Labels::default()).unwrap();
@@ -39,25 +57,15 @@ pub(crate) fn communicators_with(hosts: &[&[usize]], limits: Limits) -> (Vec<Arc
             taken.start.store(me.start, Ordering::Relaxed);
             taken.claim.store(2, Ordering::Release);
             segment.header().arrived.count();
-            let span = Span {
-                rank,
-                nranks,
-                hosts: hosts.iter().map(|ranks| ranks.to_vec()).collect(),
-                host_of: host_of.clone(),
-                comm: 7,
-                wire: wires[rank].clone() as Arc<dyn Wire>,
-                peers: (0..nranks).map(|to| (host_of[to] != host).then_some(Peer(to as u32))).collect(),
-                contacts: wires.iter().map(|wire| wire.contact()).collect(),
-                token: [7; 16],
-                kept: Mutex::default(),
-            };
+            let lists = hosts.iter().map(|ranks| ranks.to_vec()).collect();
+            let span = Span::new(rank, lists, host_of.clone(), 7, wires[rank].clone(), [7; 16], contacts.clone());
             let labels = Labels { comm_name: "it".to_owned(), seats: (*ranks).into(), ..Labels::default() };
             let mut comm = Comm::new(segment, seat, Crowd::default(), labels, Arc::default(), me, Some(span));
             comm.rails.as_mut().expect("a communicator with a span has rails").limits = limits;
             ends[rank] = Some(Arc::new(comm));
         }
     }
-    (ends.into_iter().flatten().collect(), wires)
+    ends.into_iter().flatten().collect()
 }
 
 #[test]

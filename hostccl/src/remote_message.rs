@@ -2,8 +2,8 @@
 //!
 //! | from | to | tag | content |
 //! |---|---|---|---|
-//! | sender | receiver | the name's | a head with count, type and name, and behind it a short message's bytes |
-//! | sender | receiver | the name's | the bytes of a longer message |
+//! | sender | receiver | the tag of the name | a head with count, type and name, and behind it a short message's bytes |
+//! | sender | receiver | the tag of the name | the bytes of a longer message |
 //! | receiver | sender | [`of_question`] | the count and the type that the receiver expects |
 //!
 //! So messages of one name arrive in order, and messages of different names do not wait for each
@@ -33,14 +33,10 @@ use crate::types::{DataType, ncclInternalError, ncclInvalidUsage};
 use crate::wire::request::{Failed, Transfer, poll_all};
 use crate::wire::{Broken, Peer, Tag};
 
-/// The bit of [`Tag::from`] that tells the questions of receivers from the messages of senders. It
-/// is above the numbers of all ranks.
-const QUESTION: u32 = 1 << 31;
-
 /// Returns the tag of a receiver's question. Its other parts are those of a message in the same
 /// direction under the same name.
 fn of_question(tag: Tag) -> Tag {
-    Tag { from: tag.from | QUESTION, ..tag }
+    Tag { from: tag.from | Tag::QUESTION, ..tag }
 }
 
 /// The stages of a message.
@@ -365,7 +361,8 @@ fn streams_to_me(span: &Span, peer: usize) -> Vec<u64> {
 }
 
 /// Returns the streams of the messages of `ncclSend` that `peer` has sent to this rank, and that no
-/// receive has taken. Questions have other tags, so these streams are tags of names.
+/// receive has taken. Questions and the letters of a shrink have other tags, so these streams are
+/// tags of names.
 pub(crate) fn messages_to_me(span: &Span, peer: usize) -> Vec<u64> {
     let mut streams = streams_to_me(span, peer);
     streams.retain(|stream| !COLLECTIVES.contains(stream));

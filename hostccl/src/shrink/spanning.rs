@@ -9,8 +9,9 @@
 //! have joined (`Go`).
 //!
 //! An attempt that was given up may have left messages behind. So each attempt of a leader has a
-//! random number. The number of an attempt of the root is the number of the new communicator. The
-//! receiver ignores a letter of another attempt. A leader greets again from time to time.
+//! random number. The number of an attempt of the root is the number of the new communicator. A
+//! leader ignores letters of another attempt. The root follows the last attempt from which it has
+//! read a greeting. A leader greets again from time to time, and the root answers each greeting.
 
 mod leaders;
 mod letter;
@@ -41,6 +42,11 @@ use crate::token::random_token;
 /// The time between two checks of all remaining ranks. The checks include ranks for which this
 /// rank does not wait at the moment.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// How much longer than its leader a follower waits. A follower that began up to this time before
+/// its leader gives up after the leader all the same. So the follower reads the leader's reason in
+/// the attempt to which that reason belongs, and not when it calls the shrink again.
+const AFTER_LEADER: Duration = Duration::from_secs(1);
 
 /// The stages of a shrink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +92,12 @@ impl SpanShrink {
         aborted: Arc<AtomicBool>,
     ) -> Result<SpanShrink> {
         let remaining = Remaining::new(parent, excluded, abort, name, aborted)?;
+        // An earlier attempt without these ranks may have left its failure for the followers. A
+        // follower that has not read the failure must not take it for the failure of this attempt.
+        let left = &remaining.offer(remaining.parent.rank).digest;
+        if left.load(Ordering::Relaxed) == remaining.digest {
+            left.store(0, Ordering::Relaxed);
+        }
         let span = span(&remaining.parent);
         let is_member = |rank: &&usize| remaining.new_rank(**rank).is_some();
         let mut first: Vec<usize> = span.hosts.iter().filter_map(|host| host.iter().find(is_member)).copied().collect();
@@ -181,7 +193,8 @@ impl SpanShrink {
                 None => remaining.lost_member().map_or(Ok(()), Err)?,
             }
         }
-        if self.since.max(self.leaders.heard).elapsed() < remaining.limit() {
+        let more = if self.is_leader() { Duration::ZERO } else { AFTER_LEADER };
+        if self.since.max(self.leaders.heard).elapsed() < remaining.limit().saturating_add(more) {
             return Ok(());
         }
         Err(remaining.did_not_come(if self.is_leader() { self.leaders.missing() } else { vec![self.leader()] }))

@@ -6,9 +6,10 @@
 //! it: the wire keeps a short one (at most [`EAGER_BYTES`]) at the receiver, and holds a longer one
 //! back at the sender until the receiver asks.
 //!
-//! No function of a wire blocks, except [`Wire::sleep`]. A thread that waits calls
-//! [`Wire::progress`] while it polls, and then sleeps. The word [`Wire::moved`] changes whenever a
-//! request ends, a notice arrives, or a peer is lost.
+//! No function of a wire blocks, except [`Wire::sleep`] and [`Wire::sleep_on_wire`].
+//! [`Wire::close`], [`Wire::close_all`] and [`Wire::cancel`] of the wire over UCX may wait for a
+//! moment. A thread that waits calls [`Wire::progress`] while it polls, and then sleeps. The word
+//! [`Wire::moved`] changes whenever a request ends, a notice arrives, or a peer is lost.
 
 pub(crate) mod address;
 #[cfg(test)]
@@ -60,10 +61,24 @@ pub(crate) struct Tag {
     pub(crate) comm: u64,
     /// The stream: 0 for collectives, or the tag of the name under which a message is sent.
     pub(crate) stream: u64,
-    /// The rank that sends, in the communicator.
+    /// The rank that sends, in the communicator. One of the bits below may be set in it, too.
     pub(crate) from: u32,
     /// The rank that receives, in the communicator.
     pub(crate) to: u32,
+}
+
+impl Tag {
+    /// The bit of `from` that tells the questions of receivers from the messages of senders. It is
+    /// above the numbers of all ranks.
+    pub(crate) const QUESTION: u32 = 1 << 31;
+    /// The bit of `from` that tells the letters of a shrink from the messages of `ncclSend`. It is
+    /// above the numbers of all ranks.
+    pub(crate) const LETTER: u32 = 1 << 30;
+
+    /// The rank that sends, without the bits that say what kind of message it sends.
+    pub(crate) fn sender(&self) -> u32 {
+        self.from & !(Tag::QUESTION | Tag::LETTER)
+    }
 }
 
 /// A send or receive under way.
@@ -152,10 +167,10 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
 
     /// Ends a request. Afterwards the wire does not touch the request's buffer. The message of a
-    /// cancelled send may still arrive as a whole. If it does not, the receive that waits for it
-    /// gets the tag's next message, unless several receives of the tag are under way. The message
-    /// of a cancelled receive may be dropped when it comes, so that the tag's next receive gets the
-    /// message after it.
+    /// cancelled send may still arrive as a whole. If the message does not arrive, the receive that
+    /// waits for the message gets the tag's next message, unless several receives of the tag are
+    /// under way. The message of a cancelled receive may be dropped when it comes, so that the tag's
+    /// next receive gets the message after it.
     fn cancel(&self, request: Request);
 
     /// Sends a notice about a communicator, which needs no receive at the peer. The wire uses the

@@ -68,12 +68,19 @@ impl Leaders {
             self.posts[0].send(Letter::Hello { nonce: self.nonce });
         }
         for at in 0..self.posts.len() {
+            let mut taken = Ok(());
             while let Some(letter) = self.posts[at].read()? {
-                match self.role {
-                    Role::Root => self.take_as_root(at, letter)?,
-                    _ => self.take_as_leader(letter)?,
+                // A greeting begins another attempt of the leader, so the failure of an earlier
+                // attempt does not count any more.
+                if matches!(letter, Letter::Hello { .. }) {
+                    taken = Ok(());
                 }
+                taken = taken.and(match self.role {
+                    Role::Root => self.take_as_root(at, letter),
+                    _ => self.take_as_leader(letter),
+                });
             }
+            taken?;
         }
         let is_root = self.role == Role::Root;
         if is_root && self.number.is_none() && self.posts.iter().all(|post| post.greeted.is_some()) {
@@ -88,11 +95,17 @@ impl Leaders {
     }
 
     /// Handles a letter of the leader with index `at` in `posts`.
+    ///
+    /// A leader that greets again has not read its welcome. A receive that an earlier attempt of
+    /// the leader has cancelled may have taken the welcome, as the wire over TCP does. So each
+    /// greeting gets an answer. A leader that has the number ignores further answers.
     fn take_as_root(&mut self, at: usize, letter: Letter) -> Result<()> {
         let post = &mut self.posts[at];
         match letter {
-            Letter::Hello { nonce } if post.greeted != Some(nonce) => {
-                (post.greeted, self.heard) = (Some(nonce), Instant::now());
+            Letter::Hello { nonce } => {
+                if post.greeted != Some(nonce) {
+                    (post.greeted, self.heard) = (Some(nonce), Instant::now());
+                }
                 if let Some(number) = self.number {
                     post.send(Letter::Welcome { nonce, number });
                 }

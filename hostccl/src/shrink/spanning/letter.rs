@@ -16,7 +16,8 @@ const LETTER_BYTES: usize = 512;
 const MOST_BLAMED: usize = 16;
 /// How long a letter about a failure may take to go.
 const FLUSH_TIME: Duration = Duration::from_millis(50);
-/// The part of the stream's number that tells letters of a shrink from other messages.
+/// The part of the stream's number that is equal for all letters. The bit [`Tag::LETTER`] tells
+/// letters from other messages.
 const STREAM: u64 = 0x7368_7269_6e6b_0000;
 
 /// A letter.
@@ -139,7 +140,8 @@ impl Post {
             confirmed: false,
             wire: span.wire.clone(),
             peer: span.peers[rank].expect("the rank is on another host"),
-            tags: [span.to(rank, stream), span.from(rank, stream)],
+            tags: [span.to(rank, stream), span.from(rank, stream)]
+                .map(|tag| Tag { from: tag.from | Tag::LETTER, ..tag }),
             nranks: span.nranks,
             receive: None,
             buffer: Box::new([0; LETTER_BYTES]),
@@ -195,7 +197,7 @@ impl Post {
     }
 
     fn garbled(&self) -> Error {
-        let message = format!("rank {} sent what is no message of a shrink", self.rank);
+        let message = format!("rank {} sent bytes that are no message of a shrink", self.rank);
         Error::new(ncclRemoteError, message).by(Blame::of([self.rank]))
     }
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::hosts_of_threads;
 use crate::progress;
+use crate::remote_message::messages_to_me;
 use crate::types::{ncclRemoteError, ncclTimeout};
 use crate::wire::memory::Memory;
 
@@ -77,4 +78,84 @@ fn a_shrink_that_nobody_else_calls_ends_at_its_deadline() {
     // The next attempt finds what the first attempt left behind.
     let children = shrink(&ends, &[0, 2], &[1], true);
     assert!(children.iter().all(Result::is_ok), "{children:?}");
+}
+
+/// Returns a shrink of that rank's communicator that has not begun.
+fn begun(ends: &[Arc<Comm>], rank: usize, excluded: &[i32]) -> SpanShrink {
+    SpanShrink::new(ends[rank].clone(), excluded, true, "less".to_owned(), Arc::default()).unwrap()
+}
+
+/// Polls until a condition holds.
+fn until(mut is_over: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_over() {
+        assert!(Instant::now() < end, "the shrinks stand still");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A receive that was cancelled takes the message of its number on the wire over TCP. So a leader
+/// of a second attempt may miss the first letters of the root.
+#[test]
+fn a_shrink_that_was_given_up_over_tcp_can_be_called_again() {
+    let ends = hosts_of_threads::communicators_over_tcp(&[&[0, 1], &[2, 3]]);
+    ends.iter().for_each(|end| end.set_timeout(20_000));
+    // Rank 1 does not come. Rank 2 has read its welcome, and waits for the next letter of the root.
+    let (mut root, mut leader) = (begun(&ends, 0, &[3]), begun(&ends, 2, &[3]));
+    until(|| {
+        assert!(root.poll().is_ok() && leader.poll().is_ok());
+        leader.stage == Stage::Confirming
+    });
+    assert_eq!(root.stage, Stage::Joining);
+    // A shrink whose time is up while its ranks join is dropped without a letter.
+    drop((root, leader));
+    // Rank 2 is early, and its greeting is there when the root begins.
+    let mut leader = begun(&ends, 2, &[3]);
+    leader.poll().unwrap();
+    let children = std::thread::scope(|scope| {
+        let leader = scope.spawn(move || progress::run(&mut leader));
+        let children = shrink(&ends, &[0, 1], &[3], true);
+        leader.join().unwrap().unwrap();
+        children
+    });
+    assert!(children.iter().all(Result::is_ok), "{children:?}");
+}
+
+#[test]
+fn a_follower_reads_the_failure_of_its_leader_in_the_attempt_to_which_it_belongs() {
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1, 2]]);
+    ends.iter().for_each(|end| end.set_timeout(50));
+    // The root is late. The follower has begun before its leader.
+    let (mut follower, mut leader) = (begun(&ends, 2, &[]), begun(&ends, 1, &[]));
+    let mut errors = [None, None];
+    until(|| {
+        for (shrink, error) in [&mut follower, &mut leader].into_iter().zip(&mut errors) {
+            if error.is_none() {
+                *error = shrink.poll().err();
+            }
+        }
+        errors.iter().all(Option::is_some)
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.code(), &error.blame().ranks[..]), (ncclTimeout, &[0][..]), "{}", error.message());
+    }
+    // A follower that has not read the failure does not read it in the next attempt. Nor does the
+    // root, which is still late.
+    let mut leader = begun(&ends, 1, &[]);
+    until(|| leader.poll().is_err());
+    let (mut leader, mut follower) = (begun(&ends, 1, &[]), begun(&ends, 2, &[]));
+    assert!(follower.poll().is_ok() && leader.poll().is_ok());
+    drop((leader, follower));
+    let children = shrink(&ends, &[0, 1, 2], &[], true);
+    assert!(children.iter().all(Result::is_ok), "{children:?}");
+}
+
+#[test]
+fn a_letter_is_no_message_of_a_send() {
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1]]);
+    let mut leader = begun(&ends, 1, &[]);
+    leader.poll().unwrap();
+    let span = ends[0].span.as_ref().unwrap();
+    assert_eq!(span.wire.waiting(span.peers[1].unwrap(), span.comm).len(), 1, "the letter has come");
+    assert_eq!(messages_to_me(span, 1), []);
 }

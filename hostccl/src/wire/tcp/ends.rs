@@ -85,7 +85,7 @@ impl Remote {
     /// Messages for the rank that come later are dropped, too.
     pub(super) fn retire(&mut self, comm: u64, rank: u32, ledger: &mut Ledger) {
         ledger.retired.note(comm, rank);
-        let is_from = |tag: &Tag| (tag.comm, tag.from) == (comm, rank);
+        let is_from = |tag: &Tag| (tag.comm, tag.sender()) == (comm, rank);
         let is_to = |tag: &Tag| (tag.comm, tag.to) == (comm, rank);
         let over: Vec<Key> = self.arrived.keys().filter(|key| is_to(&key.0)).copied().collect();
         for key in over {

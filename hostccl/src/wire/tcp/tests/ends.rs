@@ -103,6 +103,10 @@ fn the_tables_do_not_grow_with_the_communicators() {
         wires[0].cancel(request);
         let request = send(&wires[0], peers[0], Tag { stream: 5, ..to }, b"nobody takes it");
         wait_on_both(&wires, 0, &request);
+        // A question of a receiver that nobody answers.
+        let question = Tag { from: to.from | Tag::QUESTION, stream: 6, ..to };
+        let request = send(&wires[0], peers[0], question, b"how many?");
+        wait_on_both(&wires, 0, &request);
         // In every other round the receiver ends first.
         for side in if comm % 2 == 0 { [0, 1] } else { [1, 0] } {
             for rank in if side == 0 { vec![0, 2] } else { vec![1] } {
