@@ -4,6 +4,8 @@
 #[cfg(any(test, fuzzing))]
 pub(crate) mod any_bytes;
 mod record;
+#[cfg(test)]
+mod tests;
 mod ways;
 
 use std::slice;
@@ -49,7 +51,8 @@ pub(crate) struct Records {
     starts: Vec<usize>,
     /// Where the last record of the ring ends.
     end: usize,
-    /// The distance between two rooms of a direct exchange.
+    /// The distance between two rooms of a direct exchange in bytes; 0 where there are too many
+    /// hosts for a direct exchange, so that the memory has no such rooms.
     pitch: usize,
     /// Whether this host begins with a direct exchange.
     is_direct: bool,

@@ -100,6 +100,10 @@ impl Records {
             let bytes = receive.lengths().next().unwrap_or(0);
             receive.clear();
             if self.is_of_direct_exchange(bytes) {
+                // So many hosts never exchange directly, and the memory has no rooms for that.
+                if self.pitch == 0 {
+                    return Err(self.malformed(back, "a record of a direct exchange"));
+                }
                 self.starts[back] = self.end;
                 self.check(back, bytes, head.number)?;
                 // The other host does not use this host's data, because its call differs.
