@@ -35,8 +35,8 @@ use crate::types::*;
 struct Given {
     /// The rank's arguments.
     color_and_key: ColorAndKey,
-    /// The token of the rank's segment. The token is random, so the new communicator's number
-    /// follows from the token of that communicator's first rank.
+    /// The token of the rank's segment. The new communicator's number is computed from the token of
+    /// its first rank, because that token is random.
     token: [u8; 16],
     /// The segment's descriptor in the rank's process; -1 where the rank could not make a segment.
     fd: i32,
@@ -232,7 +232,10 @@ impl SpanSplit {
                 };
                 match polled {
                     Ok(Poll::Done) => {
-                        let confirm = SmallGather::new(self.parent.clone(), Kind::Split, &[1], self.call)?;
+                        // The other ranks wait for this one to confirm. This rank may have finalized
+                        // the parent since the first gather.
+                        let confirm = SmallGather::new(self.parent.clone(), Kind::Split, &[1], self.call);
+                        let confirm = confirm.map_err(|error| self.fail(&error))?;
                         let Stage::Joining(join) = std::mem::replace(&mut self.stage, Stage::Over(None)) else {
                             return Ok(Poll::Done);
                         };

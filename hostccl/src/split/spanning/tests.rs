@@ -1,7 +1,8 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::hosts_of_threads;
+use crate::news;
 use crate::progress;
 
 /// A random number generator, so that a failing case can be run again.
@@ -84,6 +85,37 @@ fn a_split_has_the_members_and_the_order_that_it_has_on_one_host() {
             let is_last_alone = rank + 1 == size && rank % 2 == 0;
             assert_eq!(mine, if is_last_alone { (0, 1) } else { (1 - rank % 2, 2) });
         }
+    }
+}
+
+/// A rank may finalize the parent while it waits for the other ranks of its host, because no call
+/// of it on the parent is under way then.
+#[test]
+fn a_parent_that_is_finalized_during_a_split_ends_the_split_for_all() {
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0, 1], &[2]]);
+    ends.iter().for_each(|end| {
+        end.set_timeout(60_000);
+        news::register(end);
+    });
+    let begin =
+        |end: &Arc<Comm>| SpanSplit::new(end.clone(), (0, 0), "it".to_owned(), Arc::default(), Name::NONE).unwrap();
+    let mut splits: Vec<SpanSplit> = ends.iter().map(begin).collect();
+    let end = Instant::now() + Duration::from_secs(60);
+    let first = (0..3).cycle().find(|&rank| {
+        assert!(Instant::now() < end, "no rank joins");
+        splits[rank].poll().unwrap();
+        matches!(splits[rank].stage, Stage::Joining(_))
+    });
+    ends[first.unwrap()].finalize().unwrap();
+    let mut errors = [None, None, None];
+    while errors.iter().any(Option::is_none) {
+        assert!(Instant::now() < end, "ranks wait for the one that has finalized: {errors:?}");
+        for (split, error) in splits.iter_mut().zip(&mut errors).filter(|(_, error)| error.is_none()) {
+            *error = split.poll().err();
+        }
+    }
+    for error in errors.into_iter().flatten() {
+        assert!(error.message().contains("is finalized"), "{}", error.message());
     }
 }
 
