@@ -88,14 +88,15 @@ pub(crate) fn choose(
 ) -> Result<Interface, String> {
     let best = |found: &mut dyn Iterator<Item = &Interface>| found.min_by_key(|found| order(found)).cloned();
     if let Some((variable, list)) = list {
-        // NCCL leaves loopback and Docker's bridges out unless they are named.
-        let excludes = list.starts_with('^');
+        // NCCL leaves loopback and Docker's bridges out unless nothing else fits the list.
         let mut fits = interfaces.iter().filter(|found| is_chosen(list, &found.name));
         let mut outward = interfaces
             .iter()
             .filter(|found| is_chosen(list, &found.name) && !found.is_loopback && !found.name.starts_with("docker"));
-        let found = best(&mut outward).or_else(|| best(&mut fits).filter(|_| !excludes)).or_else(|| best(&mut fits));
+        let found = best(&mut outward).or_else(|| best(&mut fits));
         let mut names: Vec<&str> = interfaces.iter().map(|found| found.name.as_str()).collect();
+        // An interface has an entry for each of its addresses.
+        names.sort_unstable();
         names.dedup();
         return found.ok_or_else(|| {
             format!(
@@ -234,6 +235,7 @@ mod tests {
             interface("eth0", "fe80::1"),
             interface("eth0", "10.0.0.2"),
             interface("ib0", "10.1.0.2"),
+            interface("lo", "::1"),
         ];
         let name = |list, fixed| choose(&all, list, fixed).map(|found| found.address.to_string());
         assert_eq!(name(None, None).unwrap(), "10.0.0.2");
@@ -242,8 +244,17 @@ mod tests {
         assert_eq!(name(Some(("V", "^eth")), None).unwrap(), "10.1.0.2");
         assert_eq!(name(Some(("V", "lo")), None).unwrap(), "127.0.0.1");
         let error = name(Some(("DM_SOCKET_IFNAME", "wlan")), None).unwrap_err();
-        assert!(error.contains("DM_SOCKET_IFNAME is \"wlan\"") && error.contains("lo, docker0, eth0, ib0"), "{error}");
+        assert!(
+            error.contains("DM_SOCKET_IFNAME is \"wlan\"") && error.ends_with("there are docker0, eth0, ib0, lo"),
+            "{error}"
+        );
         assert_eq!(choose(&all[..1], None, None).unwrap().name, "lo");
+        // Where only loopback is left, a list that excludes another interface chooses loopback.
+        for list in ["^docker0", "^docker,eth", "lo"] {
+            assert_eq!(choose(&all[..2], Some(("V", list)), None).unwrap().name, "lo", "{list}");
+        }
+        assert_eq!(choose(&all[..2], Some(("V", "^lo")), None).unwrap().name, "docker0");
+        assert!(choose(&all[..2], Some(("V", "^lo,docker")), None).is_err());
     }
 
     #[test]
