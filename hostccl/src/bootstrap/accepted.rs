@@ -122,7 +122,12 @@ impl Accepted {
             Progress::Noise(session, number) => {
                 let Some(message) = self.link.take::<HANDSHAKE_BYTES>() else { return Ok(Step::Wait) };
                 let (number, mut reply) = (*number, Vec::new());
-                session.read_message(&message, &mut Vec::new()).map_err(|broken| broken.to_string())?;
+                if let Err(broken) = session.read_message(&message, &mut Vec::new()) {
+                    // The rank cannot decrypt these bytes either, so it learns that the secrets
+                    // differ. A connection that is closed without them is made again.
+                    self.link.put(&[0; HANDSHAKE_BYTES]);
+                    return Err(broken.to_string());
+                }
                 session.write_message(&[], &mut reply).map_err(|broken| broken.to_string())?;
                 self.link.put(&reply);
                 let progress = std::mem::replace(&mut self.progress, Progress::Ready(number, None));

@@ -48,13 +48,18 @@ pub(crate) struct Client {
     progress: Progress,
     /// Why the last try to connect failed.
     last_failure: Option<String>,
+    /// Whether the maker has sent a message.
+    is_heard: bool,
+    /// Whether the maker has closed a connection on which this rank had registered, and has not
+    /// answered since. If the maker cannot be reached any more, it has ended during the join.
+    is_dropped: bool,
 }
 
 impl Client {
     /// Returns a client that has not begun to connect. `first` is its first message.
     pub(crate) fn new(address: SocketAddr, token: Token, first: Message) -> Client {
         let (address, progress) = (with_own_scope(address), Progress::Idle(Instant::now()));
-        Client { address, token, first, progress, last_failure: None }
+        Client { address, token, first, progress, last_failure: None, is_heard: false, is_dropped: false }
     }
 
     /// The address of the maker.
@@ -132,7 +137,7 @@ impl Client {
                         }
                         // The maker had too many connections, or has just ended. The next try to
                         // connect tells these two apart.
-                        self.try_later(format!("{} closed the connection", self.address));
+                        self.closed();
                         continue;
                     };
                     self.progress = self.welcome(link, &hello, &answer)?;
@@ -144,7 +149,10 @@ impl Client {
                             self.progress = Progress::Noise(link, session);
                             return Ok(None);
                         }
-                        return Err(self.other_secret());
+                        // A maker with another secret answers before it closes the connection. So
+                        // the reason is as above.
+                        self.closed();
+                        continue;
                     };
                     session.read_message(&message, &mut Vec::new()).map_err(|_| self.other_secret())?;
                     link.seal(*session);
@@ -155,9 +163,17 @@ impl Client {
                     let message = link.message().map_err(|why| {
                         Error::new(ncclRemoteError, format!("the maker of the unique id, at {}: {why}", self.address))
                     })?;
+                    self.is_heard |= message.is_some();
                     if message.is_some() || state == LinkState::Open {
                         self.progress = Progress::Ready(link);
                         return Ok(message);
+                    }
+                    if !self.is_heard {
+                        // The maker may have closed the connection before it read the proof or the
+                        // first message. It closes no connection of a registered rank, so this rank
+                        // may register again.
+                        self.is_dropped = true;
+                        self.closed();
                     }
                 }
             }
@@ -191,9 +207,13 @@ impl Client {
         }
     }
 
-    /// Sets the time of the next try. Fails where the maker's host says that nobody listens there,
-    /// because then no later try can succeed.
+    /// Sets the time of the next try. Fails where the maker has ended or is out of reach during the
+    /// join, and where the maker's host says that nobody listens there, because then no later try
+    /// can succeed.
     fn failed_to_connect(&mut self, error: &io::Error) -> Result<()> {
+        if self.is_dropped {
+            return Err(self.maker_gone());
+        }
         if error.kind() == ErrorKind::ConnectionRefused {
             return Err(Error::new(
                 ncclRemoteError,
@@ -205,6 +225,11 @@ impl Client {
         }
         self.try_later(format!("{}: {error}", self.address));
         Ok(())
+    }
+
+    /// Sets the time of the next try, after the maker has closed the connection.
+    fn closed(&mut self) {
+        self.try_later(format!("{} closed the connection", self.address));
     }
 
     /// Sets the time of the next try. `why` explains the failure, for the message at the deadline.
@@ -228,6 +253,7 @@ impl Client {
                 format!("the process at {} is not the one that made the unique id", self.address),
             ));
         }
+        self.is_dropped = false;
         match status {
             Some(Status::Welcome) => {}
             Some(Status::RankHasNoSecret) => {
@@ -278,7 +304,7 @@ impl Client {
         Error::new(
             ncclRemoteError,
             format!(
-                "the process that made the unique id, at {}, has gone or cannot be reached before all ranks had joined",
+                "the process that made the unique id, at {}, ended or became unreachable before all ranks had joined",
                 self.address
             ),
         )

@@ -7,7 +7,7 @@
 //! | maker | status (1), zeros (7), nonce (16), proof (32) |
 //! | rank | proof (32) |
 //! | rank | with a secret: the first message of the Noise handshake |
-//! | maker | with a secret: the second message of the Noise handshake |
+//! | maker | with a secret: the second message of the Noise handshake; zeros where the secrets differ |
 //!
 //! A proof is an HMAC-SHA-256, keyed with the token, over the name of the side that proves and over
 //! everything that was sent before.

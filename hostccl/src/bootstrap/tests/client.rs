@@ -10,7 +10,7 @@ use super::{greeting, member};
 use crate::bootstrap::client::Client;
 use crate::bootstrap::greeting::{ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Status};
 use crate::bootstrap::link;
-use crate::bootstrap::message::Message;
+use crate::bootstrap::message::{Message, Stage};
 use crate::error::{Error, Result};
 use crate::types::*;
 
@@ -67,6 +67,32 @@ pub(crate) fn serve(listener: &TcpListener, token: [u8; 16], messages: &[Message
         socket.write_all(&link::frame(message)).unwrap();
     }
     socket
+}
+
+/// The maker's side of one connection, in a test of other modules.
+pub(crate) struct Maker(TcpStream);
+
+impl Maker {
+    /// Welcomes the first rank that connects.
+    pub(crate) fn accept(listener: &TcpListener, token: [u8; 16]) -> Maker {
+        let mut socket = listener.accept().unwrap().0;
+        answer(&socket, Status::Welcome as u8, Some(token));
+        socket.read_exact(&mut [0; PROOF_BYTES]).unwrap();
+        Maker(socket)
+    }
+
+    pub(crate) fn send(&mut self, message: &Message) {
+        self.0.write_all(&link::frame(message)).unwrap();
+    }
+
+    /// Returns the next message of the rank.
+    pub(crate) fn read(&mut self) -> Message {
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length).unwrap();
+        let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+        self.0.read_exact(&mut bytes).unwrap();
+        Message::decode(&bytes).unwrap()
+    }
 }
 
 /// Welcomes a rank, and returns when the rank has registered.
@@ -148,9 +174,37 @@ fn garbage_of_the_maker_ends_the_join() {
 fn a_maker_that_goes_after_the_registration_is_missed() {
     let (error, address) = error_of(|socket| welcome(&socket));
     let gone = format!(
-        "the process that made the unique id, at {address}, has gone or cannot be reached before all ranks had joined"
+        "the process that made the unique id, at {address}, ended or became unreachable before all ranks had joined"
     );
     assert_eq!((error.code(), error.message()), (ncclRemoteError, &*gone));
+}
+
+/// A maker that can open no more files, or that has too many connections, may close the connection
+/// of a rank whose proof is on its way. The rank connects again.
+#[test]
+fn a_connection_that_is_closed_before_the_first_message_of_the_maker_is_made_again() {
+    let (mut client, address, maker) =
+        rank_of(vec![|socket| answer(&socket, Status::Welcome as u8, Some(TOKEN)), |mut socket| {
+            welcome(&socket);
+            socket.write_all(&link::frame(&Message::Go)).unwrap();
+        }]);
+    assert_eq!(outcome(&mut client).unwrap(), Message::Go);
+    let failure = client.last_failure().unwrap();
+    assert!(failure.starts_with(&address.to_string()), "{failure}");
+    maker.join().unwrap();
+}
+
+#[test]
+fn a_maker_that_goes_after_its_first_message_is_missed() {
+    let (mut client, address, maker) = rank_of(vec![|mut socket| {
+        welcome(&socket);
+        socket.write_all(&link::frame(&Message::StageDone(Stage::Registering, vec![0]))).unwrap();
+    }]);
+    assert!(matches!(outcome(&mut client).unwrap(), Message::StageDone(..)));
+    let error = outcome(&mut client).unwrap_err();
+    assert!(error.message().contains("ended or became unreachable"), "{}", error.message());
+    assert!(error.message().contains(&address.to_string()) && error.code() == ncclRemoteError);
+    maker.join().unwrap();
 }
 
 /// The maker closes connections when it has too many. The rank connects again.
