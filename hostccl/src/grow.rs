@@ -129,8 +129,8 @@ impl Grow {
         })
     }
 
-    /// Returns the id by which all ranks join. Fails when the ranks do not fit together. All of
-    /// them find the same, so the parent can be used afterwards.
+    /// Returns the id by which all ranks join. Fails when the ranks do not fit together. Every rank
+    /// finds the same error, so the parent stays usable.
     fn agree(&self, gather: &SmallGather) -> Result<Id> {
         let size = self.parent.whole().1;
         let given: Vec<Given> = (0..size).map(|rank| Given::of(gather.of(rank))).collect::<Result<_>>()?;
@@ -207,12 +207,15 @@ impl Operation for Grow {
         })?;
         let Stage::Joining(join) = &mut self.stage else { return Ok(polled) };
         let mut polled = join.poll()?;
-        if polled != Poll::Done {
+        // The maker learns of each rank that ends once all ranks have registered. So where this rank
+        // waits for the maker's verdict alone, the parent does not count: another rank may have the
+        // verdict already, and may have ended the parent.
+        if polled != Poll::Done && !join.waits_for_verdict() {
             // A rank of the parent that died before it joined is known to the parent only.
             if let Err(error) = self.parent.check_peers(None, &|| format!("ncclCommGrow to {} ranks", self.nranks)) {
                 // That rank may have joined before it died, or before the parent failed.
                 polled = join.poll()?;
-                if polled != Poll::Done {
+                if polled != Poll::Done && !join.waits_for_verdict() {
                     join.fail(&error);
                     return Err(error);
                 }
@@ -306,7 +309,58 @@ impl Drop for Grow {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+    use crate::bootstrap::tests::client::Maker;
+    use crate::bootstrap::{Member, Message};
+    use crate::hosts_of_threads;
+
+    /// The first rank of a growth that has its verdict may end the parent, and another rank may hear
+    /// of that before it has its own verdict.
+    #[test]
+    fn an_end_of_the_parent_does_not_overtake_the_verdict_of_the_maker() {
+        let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1]]);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut id = Id::create(Some(true)).unwrap();
+        id.address = Some(listener.local_addr().unwrap());
+        let mut grow = Grow {
+            parent: ends[0].clone(),
+            nranks: 2,
+            name: "grown".to_owned(),
+            aborted: Arc::default(),
+            global_ranks: GlobalRanks::default(),
+            call: Name::NONE,
+            stage: Stage::Joining(Box::new(Join::new(Source::Id(id), 2, 0, "grown".to_owned(), Arc::default()))),
+            is_under_way: true,
+        };
+        std::thread::scope(|threads| {
+            let maker = threads.spawn(move || {
+                let mut maker = Maker::accept(&listener, id.token);
+                let Message::Register(own) = maker.read() else { panic!("no registration") };
+                let other = Member { rank: 1, ..own.clone() };
+                maker.send(&Message::Table { comm: 1, members: vec![own, other] });
+                assert_eq!(maker.read(), Message::Opened(0));
+                maker.send(&Message::Groups(vec![0, 0]));
+                assert_eq!(maker.read(), Message::Mapped);
+                maker
+            });
+            let mut poll_until = |is_over: &mut dyn FnMut(Poll) -> bool| {
+                let began = std::time::Instant::now();
+                while !is_over(grow.poll().unwrap()) {
+                    assert!(began.elapsed() < Duration::from_secs(60), "the growth stands still");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            poll_until(&mut |_| maker.is_finished());
+            ends[0].end_calls("aborted");
+            assert!(ends[0].check().is_err());
+            poll_until(&mut |polled| polled == Poll::Outside);
+            maker.join().unwrap().send(&Message::Go);
+            poll_until(&mut |polled| polled == Poll::Done);
+        });
+        assert!(grow.joined().is_some());
+    }
 
     #[test]
     fn what_a_rank_gives_is_read_as_it_was_written() {

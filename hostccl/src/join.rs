@@ -205,6 +205,12 @@ impl Join {
         self.comm.clone()
     }
 
+    /// Whether this rank has done its part, so that only the maker of the unique id knows whether all
+    /// ranks have joined.
+    pub(crate) fn waits_for_verdict(&self) -> bool {
+        matches!(&self.state, State::AtMaker(registration) if registration.has_mapped())
+    }
+
     /// Returns the words that stand before `error` in a message. Where `error` names a lost rank,
     /// they do not name this rank, because a reader would take this rank for the one to blame.
     pub(crate) fn describe_for(&self, error: &Error) -> String {

@@ -111,6 +111,12 @@ impl Registration {
         self.client.waits_for()
     }
 
+    /// Whether this rank has told the maker that it has its seat. The maker decides then whether all
+    /// ranks have joined.
+    pub(super) fn has_mapped(&self) -> bool {
+        self.stage == Stage::Mapping
+    }
+
     /// Does all that can be done without waiting. Returns the communicator once all ranks have
     /// joined. An error ends the join for all ranks.
     pub(super) fn poll(&mut self, context: &Context, limit: Limit) -> Result<Option<Arc<Comm>>> {
