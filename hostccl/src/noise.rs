@@ -10,10 +10,10 @@
 //! record ends. Nothing here waits.
 //!
 //! Each side can be sure of these facts:
-//! - A first message that reads well was made by a process that knows the secret. It may be a copy
-//!   of an earlier one. So the responder must do nothing for the initiator before the first record
-//!   has opened. A record opens only in the session in which it was sealed.
-//! - A second message that reads well was made for this very session.
+//! - A first message that can be decrypted was made by a process that knows the secret. It may be a
+//!   copy of an earlier one. So the responder must do nothing for the initiator before the first
+//!   record has opened. A record opens only in the session in which it was sealed.
+//! - A second message that can be decrypted was made for this very session.
 //! - Each session has keys of its own. Whoever learns the secret later cannot read the records that
 //!   were sent before.
 //! - Whoever records a handshake can try out secrets later. So nobody must be able to guess the
@@ -54,16 +54,16 @@ const RECORDS_A_KEY: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Broken {
-    /// A message of the handshake does not read: the other side has another secret, or none, or
-    /// another prologue, or it is no party of this protocol at all.
+    /// A message of the handshake cannot be decrypted: the other side has another secret, or none,
+    /// or another prologue, or it is no party of this protocol at all.
     Handshake,
     /// A record does not open: it was changed, cut short, repeated, or sealed for another session.
     Record,
     /// The text of a record, or the payload of a message of the handshake, is longer than
     /// [`RECORD_BYTES`]. The number is its length in bytes.
     TooLong(usize),
-    /// A call came at the wrong time: a record before the end of the handshake, or a message of the
-    /// handshake after it or out of turn, or anything after the session was broken.
+    /// A call came at the wrong time. Records need a finished handshake. Messages of the handshake
+    /// need this side's turn. A broken session allows nothing.
     OutOfTurn,
     /// The host gave no random bytes, or the machine lacks something else. The text says what.
     Machine(&'static str),
@@ -168,14 +168,14 @@ impl Session {
     }
 
     /// Reads the other side's message of the handshake, which is exactly `message`, and appends its
-    /// payload to `out`. A message that does not read ends the session.
+    /// payload to `out`. A message that cannot be decrypted ends the session.
     pub fn read_message(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<(), Broken> {
         let State::Handshake(handshake) = &mut self.state else { return Err(Broken::OutOfTurn) };
         if handshake.is_my_turn() {
             return Err(Broken::OutOfTurn);
         }
         let begin = out.len();
-        // A message longer than any that is written must not make this side reserve memory.
+        // A message that is longer than every valid message must not make this side reserve memory.
         let room = message.len().min(RECORD_BYTES + TAG_BYTES);
         out.resize(begin + room, 0);
         match handshake.read_message(message, &mut out[begin..]) {

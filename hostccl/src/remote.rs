@@ -91,8 +91,8 @@ pub(crate) struct State {
     pub(crate) waits: HashMap<usize, Waits>,
     /// When each rank was asked last what it waits for.
     pub(crate) asked: HashMap<usize, Instant>,
-    /// When this rank's time is up, or the time of the ranks for which it waits, as this rank noted
-    /// last. `None` while it does not wait.
+    /// The later of two times, as this rank noted it last: the end of its own timeout, and the end
+    /// of the timeouts of the ranks for which it waits. `None` while it does not wait.
     pub(crate) waits_until: Option<Instant>,
     /// For each seat of this host, the value of the word that says whether the rank of the seat
     /// waits, and when this rank first saw that value.

@@ -95,7 +95,8 @@ pub(super) fn each(
     }
 }
 
-/// Returns the call of each of the host's ranks. Returns `None` where the record is none of a call.
+/// Returns the call of each of the host's ranks. Returns `None` where the record describes
+/// no call.
 pub(super) fn calls_in<'a>(
     head: &Head,
     payload: &'a [u8],

@@ -58,7 +58,8 @@ pub(super) async unsafe fn broadcast(
         Block { start, count }
     };
     // The data is cut so that hosts pass on one piece, and seats share one, while the next piece is
-    // on its way. Two hosts of one rank each do neither.
+    // on its way. With two hosts of one rank each there is nothing to pass on or to share, so the
+    // data is not cut.
     let is_cut = rails.count > 1 || span.hosts.len() > 2;
     let each = if is_cut { work.limits().broadcast / size } else { count };
     let ranges = || chunks(count, each).map(|range| range.start..range.end.min(count));

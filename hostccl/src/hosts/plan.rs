@@ -74,8 +74,8 @@ impl Small {
             _ => return None,
         };
         let reduces = call.reduction.is_some() && !is_flat(call, comm);
-        // Each of two hosts reduces all elements, because one exchange is then enough. A reduction
-        // of the elements of all ranks at once needs all elements in one place.
+        // Where there are two hosts, each reduces all elements itself, because one exchange is then
+        // enough. A reduction of the elements of all ranks at once needs all elements in one place.
         let direct = if direct == Parcels::Pieces && (hosts == 2 || !reduces) { Parcels::Same } else { direct };
         let small = Small { contribution, result, is_shared, reduces, parcels: Parcels::Same, is_direct: false };
         let rails = comm.rails.as_ref()?;

@@ -35,8 +35,8 @@ struct Chunk<'a> {
     partial: *const u8,
     /// Where the result goes.
     result: *mut u8,
-    /// The messages with this host's reductions, and with those of the other hosts. They end before
-    /// their memory goes.
+    /// The messages that carry partial results: from this host to the others, and from the others to
+    /// this host. They end before their memory goes.
     transfers: Transfers,
     /// The messages with the results. They end before their memory goes, too.
     results: Transfers,
@@ -123,7 +123,7 @@ impl<'a> Reducing<'a> {
         let size = self.work.size();
         let each = self.work.limits().reduction / size;
         // Only the root has a receive buffer in a reduce. So the chunks go through temporary
-        // memory, of which two are under way.
+        // memory. There are three pieces of it, because three chunks are under way.
         let whole = if root.is_some() || self.is_flat { each.min(count) * size } else { 0 };
         let rooms = [self.work.temporary(whole), self.work.temporary(whole), self.work.temporary(whole)];
         if self.is_flat {

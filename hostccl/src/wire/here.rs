@@ -24,8 +24,8 @@ struct Here {
 
 impl Here {
     /// Whether somebody uses the wire. This function takes no reference to the wire. The drop of
-    /// the last reference waits for the wire's thread, which must not happen while [`HERE`] is
-    /// locked.
+    /// the last reference to a UCX wire waits for the wire's thread, which must not happen while
+    /// [`HERE`] is locked.
     fn is_used(&self) -> bool {
         self.wire.as_ref().is_some_and(|wire| wire.strong_count() > 0)
     }

@@ -22,8 +22,8 @@ const ROOM: usize = 32 << 10;
 const SECRET_ROOM: usize = 128 << 10;
 /// The longest message that is copied to be written together with others, in bytes.
 const SHORT: usize = 4 << 10;
-/// Frames are written at once, without further frames, when they have more bytes than this
-/// together.
+/// When the frames in the head have more bytes than this together, they are written without waiting
+/// for further frames.
 const MOST_SHORT: usize = 16 << 10;
 /// The most bytes that one call reads or writes before others have their turn.
 const TURN: usize = 1 << 20;
@@ -84,7 +84,7 @@ pub(super) struct Connection {
 pub(super) struct Done {
     /// Whether bytes have moved.
     pub(super) moved: bool,
-    /// Whether more can be done, because only a limit has ended the call.
+    /// Whether more is left: a limit has ended the call, or the socket has no room.
     pub(super) more: bool,
 }
 

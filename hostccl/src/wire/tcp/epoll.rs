@@ -47,7 +47,7 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, number, writes)
     }
 
-    /// Changes whether a descriptor is ready when it can be written.
+    /// Sets whether the kernel also reports the descriptor when it can be written.
     pub(super) fn change(&self, fd: RawFd, number: u64, writes: bool) {
         let _ = self.control(libc::EPOLL_CTL_MOD, fd, number, writes);
     }

@@ -52,7 +52,7 @@ pub(super) struct Hello {
     pub(super) is_secret: bool,
     /// The number of the wire that sends this hello.
     pub(super) from: [u8; 16],
-    /// The number of the wire that is to get it.
+    /// The number of the wire to which this hello goes.
     pub(super) to: [u8; 16],
     /// A random number, so that no proof can be used again.
     pub(super) nonce: [u8; 16],

@@ -9,6 +9,7 @@
 //! | `frame` | headers |
 //! | `ledger` | the requests |
 //! | `remote`, `incoming`, `ends`, `uses` | the messages to and from one process |
+//! | `retired` | ranks that have left their communicators |
 //! | `sockets`, `cipher`, `inbox`, `connection` | bytes to and from a socket |
 //! | `silence` | hosts from which nothing comes any more |
 //! | `state` | what the owners of a wire share with its thread |
@@ -64,8 +65,8 @@ use crate::{fork, token};
 /// The most bytes of notices that wait for one peer.
 const MOST_NOTICES: usize = 4 << 20;
 
-/// For this time after this process could not accept a connection, `trouble` names that as a
-/// reason. The process that connects tries again every 50 ms.
+/// How long `trouble` names a connection that this process could not accept as the reason. The
+/// process that connects tries again every 50 ms.
 const LATELY: Duration = Duration::from_secs(1);
 
 /// A wire over TCP. When the last owner drops it, its connections are closed.

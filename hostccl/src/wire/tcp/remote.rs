@@ -92,7 +92,8 @@ pub(super) struct Remote {
     pub(super) queue: VecDeque<Send>,
     /// The messages that wait until the receiver asks.
     pub(super) held: Table<Key, Send>,
-    /// The receivers' rooms for messages that are not sent yet.
+    /// For each message that the peer has asked for before this side sends it: the room of the
+    /// receiver's buffer, in bytes.
     pub(super) wanted: Table<Key, usize>,
     /// The receives whose messages have not come as a whole.
     pub(super) posted: Table<Key, Receive>,
@@ -104,8 +105,8 @@ pub(super) struct Remote {
     pub(super) credit: usize,
     /// The cost of the short messages that came from the process and that no receive has taken.
     pub(super) kept: usize,
-    /// The cost of the short messages that receives have taken, as far as the sender was not told
-    /// of it.
+    /// The cost of the short messages that receives have taken since the last `Credit` frame, in
+    /// bytes.
     pub(super) owed: usize,
     /// How many bytes of each communicator's messages have moved in both directions. Small pieces
     /// do not count.

@@ -3,8 +3,8 @@
 //!
 //! Each wire makes a random number, its nonce, for each connection. The wire that needs the
 //! connection sends a first greeting with its nonce. The other one answers with its own nonce and
-//! the proof that it knows the token: an HMAC-SHA-256 over both wires' numbers and both nonces, by
-//! the token. Then the first wire sends its own proof in the same form.
+//! the proof that it knows the token: an HMAC-SHA-256 over both wires' numbers and both nonces,
+//! keyed with the token. Then the first wire sends its own proof in the same form.
 //!
 //! A wire that has checked the other one's proof computes the cookie that the other one's messages
 //! must carry from then on, and confirms the cookie with a message of the kind `Alive`. Messages
@@ -37,7 +37,7 @@ impl Remote {
 
 /// Returns the loss of a peer whose reason is that UCX's worker was ended.
 pub(super) fn worker_ended() -> Lost {
-    let why = "UCX did not give a buffer back, so this process has ended its UCX worker: after all communicators have ended, the next one starts a new worker";
+    let why = "UCX did not give a buffer back, so this process has ended its UCX worker: end all communicators of this process; the next communicator starts a new worker";
     Lost { ended: false, why: why.to_owned() }
 }
 
@@ -259,7 +259,7 @@ impl Core {
                 let millis = limit.as_millis();
                 let why = match connected {
                     true => format!("{} has been silent for {millis} ms", remote.place),
-                    false => format!("{} does not answer for {millis} ms", remote.place),
+                    false => format!("{} has not answered for {millis} ms", remote.place),
                 };
                 self.losing.push((peer, Lost { ended: false, why }));
             } else if connected && remote.spoke.elapsed() >= period {

@@ -10,7 +10,7 @@ const COST: usize = 128;
 /// A notice that waits.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// The peer that sent the notice, or that is to get it.
+    /// The sender of a notice that has come, or the receiver of a notice that waits to be sent.
     pub(super) peer: u32,
     /// The communicator that the notice is about.
     pub(super) comm: u64,

@@ -74,14 +74,14 @@ pub(super) struct Receive {
 pub(super) struct Core {
     /// The peers, by the numbers that `meet` gave.
     pub(super) peers: HashMap<u32, Remote>,
-    /// UCX's side. The worker comes after the peers, so that a failed drop leaves no dangling
-    /// endpoint.
+    /// UCX's side. This field stands after `peers`, so the peers are dropped before the worker that
+    /// owns their endpoints.
     pub(super) worker: Worker,
     /// How other processes reach this one.
     pub(super) contact: Contact,
     /// The number of each peer, by the random number of its wire.
     pub(super) by_id: HashMap<[u8; 16], u32>,
-    /// The number of each peer that has proven itself, by what its messages carry.
+    /// The number of each peer that has proven itself, by the cookie that the peer's messages carry.
     pub(super) by_cookie: HashMap<u64, u32>,
     /// The number that the last peer got.
     pub(super) last_peer: u32,
