@@ -70,9 +70,9 @@ impl Leaders {
         for at in 0..self.posts.len() {
             let mut taken = Ok(());
             while let Some(letter) = self.posts[at].read()? {
-                // A greeting begins another attempt of the leader, so the failure of an earlier
-                // attempt does not count any more.
-                if matches!(letter, Letter::Hello { .. }) {
+                // A greeting begins another attempt of the leader. While the root has welcomed
+                // nobody, the failure of an earlier attempt does not concern the root any more.
+                if self.number.is_none() && matches!(letter, Letter::Hello { .. }) {
                     taken = Ok(());
                 }
                 taken = taken.and(match self.role {
