@@ -207,9 +207,9 @@ impl Operation for Grow {
         })?;
         let Stage::Joining(join) = &mut self.stage else { return Ok(polled) };
         let mut polled = join.poll()?;
-        // The maker learns of each rank that ends once all ranks have registered. So where this rank
-        // waits for the maker's verdict alone, the parent does not count: another rank may have the
-        // verdict already, and may have ended the parent.
+        // The maker learns of each rank that ends once all ranks have registered. So where this
+        // rank waits for the maker's verdict alone, the parent does not count: another rank may
+        // have the verdict already, and may have ended the parent.
         if polled != Poll::Done && !join.waits_for_verdict() {
             // A rank of the parent that died before it joined is known to the parent only.
             if let Err(error) = self.parent.check_peers(None, &|| format!("ncclCommGrow to {} ranks", self.nranks)) {
@@ -316,8 +316,8 @@ mod tests {
     use crate::bootstrap::{Member, Message};
     use crate::hosts_of_threads;
 
-    /// The first rank of a growth that has its verdict may end the parent, and another rank may hear
-    /// of that before it has its own verdict.
+    /// The first rank of a growth that has its verdict may end the parent, and another rank may
+    /// hear of that before it has its own verdict.
     #[test]
     fn an_end_of_the_parent_does_not_overtake_the_verdict_of_the_maker() {
         let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1]]);

@@ -205,8 +205,8 @@ impl Join {
         self.comm.clone()
     }
 
-    /// Whether this rank has done its part, so that only the maker of the unique id knows whether all
-    /// ranks have joined.
+    /// Whether this rank has done its part, so that only the maker of the unique id knows whether
+    /// all ranks have joined.
     pub(crate) fn waits_for_verdict(&self) -> bool {
         matches!(&self.state, State::AtMaker(registration) if registration.has_mapped())
     }

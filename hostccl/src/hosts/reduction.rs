@@ -35,8 +35,8 @@ struct Chunk<'a> {
     partial: *const u8,
     /// Where the result goes.
     result: *mut u8,
-    /// The messages that carry partial results: from this host to the others, and from the others to
-    /// this host. They end before their memory goes.
+    /// The messages that carry partial results: from this host to the others, and from the others
+    /// to this host. They end before their memory goes.
     transfers: Transfers,
     /// The messages with the results. They end before their memory goes, too.
     results: Transfers,

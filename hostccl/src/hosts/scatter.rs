@@ -34,9 +34,9 @@ struct Scattering<'a> {
 impl<'a> Reducing<'a> {
     /// Reduces the blocks of all ranks: each rank gets its own to `recv`.
     ///
-    /// Each host reduces a rank's block over its own ranks and sends the rank the result. The sender
-    /// is the seat of the sending host whose number is the receiver's seat number modulo the number
-    /// of seats of the sending host.
+    /// Each host reduces a rank's block over its own ranks and sends the rank the result. The
+    /// sender is the seat of the sending host whose number is the receiver's seat number modulo the
+    /// number of seats of the sending host.
     ///
     /// # Safety
     /// `send` holds the blocks, and `recv` has room for this rank's.

@@ -270,8 +270,8 @@ impl<'a> Work<'a> {
     /// rank's block, and `own` is the data of this rank's block.
     ///
     /// A rank sends its block once to each other host: to the seat whose number is the rank's own
-    /// seat number modulo the number of seats of that host. The seats of a host then give each other
-    /// what they have.
+    /// seat number modulo the number of seats of that host. The seats of a host then give each
+    /// other what they have.
     ///
     /// # Safety
     /// The buffers hold the blocks. The data at `own` lies apart from the other blocks.

@@ -111,8 +111,8 @@ impl Registration {
         self.client.waits_for()
     }
 
-    /// Whether this rank has told the maker that it has its seat. The maker decides then whether all
-    /// ranks have joined.
+    /// Whether this rank has told the maker that it has its seat. The maker decides then whether
+    /// all ranks have joined.
     pub(super) fn has_mapped(&self) -> bool {
         self.stage == Stage::Mapping
     }

@@ -232,8 +232,8 @@ impl SpanSplit {
                 };
                 match polled {
                     Ok(Poll::Done) => {
-                        // The other ranks wait for this one to confirm. This rank may have finalized
-                        // the parent since the first gather.
+                        // The other ranks wait for this one to confirm. This rank may have
+                        // finalized the parent since the first gather.
                         let confirm = SmallGather::new(self.parent.clone(), Kind::Split, &[1], self.call);
                         let confirm = confirm.map_err(|error| self.fail(&error))?;
                         let Stage::Joining(join) = std::mem::replace(&mut self.stage, Stage::Over(None)) else {

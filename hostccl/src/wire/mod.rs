@@ -169,8 +169,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// Ends a request. Afterwards the wire does not touch the request's buffer. The message of a
     /// cancelled send may still arrive as a whole. If the message does not arrive, the receive that
     /// waits for the message gets the tag's next message, unless several receives of the tag are
-    /// under way. The message of a cancelled receive may be dropped when it comes, so that the tag's
-    /// next receive gets the message after it.
+    /// under way. The message of a cancelled receive may be dropped when it comes, so that the
+    /// tag's next receive gets the message after it.
     fn cancel(&self, request: Request);
 
     /// Sends a notice about a communicator, which needs no receive at the peer. The wire uses the

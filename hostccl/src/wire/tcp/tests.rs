@@ -74,7 +74,7 @@ fn a_connection_that_is_being_made_keeps_back_only_the_arrival_of_everything() {
 
 #[test]
 fn a_process_that_is_stopped_when_the_first_connection_to_it_is_made_is_not_lost() {
-    const TRIES: Duration = Duration::from_millis(200);
+    const TRIES: Duration = Duration::from_millis(400);
     let wire = Tcp::open(Options { tries: TRIES, ..options() }, || ()).unwrap();
     // A process that is stopped answers as this listener does.
     let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -82,7 +82,7 @@ fn a_process_that_is_stopped_when_the_first_connection_to_it_is_made_is_not_lost
     let peer = wire.meet(&contact, &TOKEN);
     let began = Instant::now();
     let request = send(&wire, peer, tag(0), b"hello");
-    while began.elapsed() < 3 * TRIES {
+    while began.elapsed() < 2 * TRIES {
         assert_eq!((wire.lost(peer), wire.test(&request)), (None, Ok(None)));
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -81,7 +81,8 @@ pub(super) struct Core {
     pub(super) contact: Contact,
     /// The number of each peer, by the random number of its wire.
     pub(super) by_id: HashMap<[u8; 16], u32>,
-    /// The number of each peer that has proven itself, by the cookie that the peer's messages carry.
+    /// The number of each peer that has proven itself, by the cookie that the peer's messages
+    /// carry.
     pub(super) by_cookie: HashMap<u64, u32>,
     /// The number that the last peer got.
     pub(super) last_peer: u32,
