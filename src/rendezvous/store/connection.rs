@@ -93,11 +93,12 @@ impl Connection {
     }
 
     pub(super) fn receive(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
+        // Skipped bytes count at once, because the wait may end inside an answer and the connection
+        // may stay in use after that (`cancel_wait`).
         let mut skipped = [0; 512];
         while self.unread > 0 {
             let part = self.unread.min(skipped.len());
-            self.receive_text(&mut skipped[..part], wait)?;
-            self.unread -= part;
+            self.unread -= self.receive_some_text(&mut skipped[..part], wait)?;
         }
         self.receive_text(buffer, wait)
     }
@@ -116,8 +117,19 @@ impl Connection {
     }
 
     /// Fills the buffer with what the server sends, decrypted where the store has a secret.
-    fn receive_text(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
-        let Some(mut sealed) = self.sealed.take() else { return self.receive_all(buffer, wait) };
+    fn receive_text(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
+        while !buffer.is_empty() {
+            let count = self.receive_some_text(buffer, wait)?;
+            buffer = &mut buffer[count..];
+        }
+        Ok(())
+    }
+
+    /// Waits until something has come, decrypted where the store has a secret. Returns how many
+    /// bytes of the buffer it fills, which is at least one. After an error nothing is lost: the
+    /// bytes that came are still to be received.
+    fn receive_some_text(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<usize, ExchangeError> {
+        let Some(mut sealed) = self.sealed.take() else { return self.receive_some(buffer, wait) };
         let received = self.receive_sealed(&mut sealed, buffer, wait);
         self.sealed = Some(sealed);
         received
@@ -126,26 +138,23 @@ impl Connection {
     fn receive_sealed(
         &mut self,
         sealed: &mut Sealed,
-        mut buffer: &mut [u8],
+        buffer: &mut [u8],
         wait: &Wait,
-    ) -> std::result::Result<(), ExchangeError> {
-        loop {
-            let there = &sealed.text[sealed.taken..];
-            let count = there.len().min(buffer.len());
-            buffer[..count].copy_from_slice(&there[..count]);
-            sealed.taken += count;
-            buffer = &mut buffer[count..];
-            if sealed.taken == sealed.text.len() {
-                sealed.text.clear();
-                sealed.taken = 0;
-            }
-            if buffer.is_empty() {
-                return Ok(());
-            }
+    ) -> std::result::Result<usize, ExchangeError> {
+        while sealed.text.is_empty() {
             let mut bytes = [0; READ];
             let count = self.receive_some(&mut bytes, wait)?;
             sealed.records.open(&bytes[..count], &mut sealed.text).map_err(broken)?;
         }
+        let there = &sealed.text[sealed.taken..];
+        let count = there.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&there[..count]);
+        sealed.taken += count;
+        if sealed.taken == sealed.text.len() {
+            sealed.text.clear();
+            sealed.taken = 0;
+        }
+        Ok(count)
     }
 
     fn send_all(&mut self, mut bytes: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
@@ -156,14 +165,6 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ExchangeError::Io(error)),
             }
-        }
-        Ok(())
-    }
-
-    fn receive_all(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
-        while !buffer.is_empty() {
-            let count = self.receive_some(buffer, wait)?;
-            buffer = &mut buffer[count..];
         }
         Ok(())
     }
@@ -237,4 +238,66 @@ impl Connection {
 /// Returns the error of a connection whose encryption broke.
 fn broken(why: Broken) -> ExchangeError {
     ExchangeError::Ended(Error::store(format!("the connection to the store broke: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::store::secret::Secret;
+    use crate::wait::Deadline;
+    use std::net::TcpListener;
+
+    /// Returns a connection, and the server's side of it.
+    fn pair() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = Private::open(|| TcpStream::connect(listener.local_addr().unwrap())).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        server.set_nodelay(true).unwrap();
+        client.set_nonblocking(true).unwrap();
+        (Connection::new(client), server)
+    }
+
+    /// Sends the bytes to the client, and waits until all of them are there.
+    fn deliver(server: &mut TcpStream, bytes: &[u8], client: &Connection) {
+        server.write_all(bytes).unwrap();
+        let all_there = || client.stream.peek(&mut [0; 512]).is_ok_and(|count| count == bytes.len());
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while !all_there() {
+            assert!(!deadline.passed(), "{} bytes did not come", bytes.len());
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets a wait end while only a part of the answers to be skipped has come. Then the rest comes,
+    /// and the answer of the wait. `seal` turns the text of the server into what it sends.
+    fn skip_in_parts(client: &mut Connection, server: &mut TcpStream, mut seal: impl FnMut(&[u8]) -> Vec<u8>) {
+        let late = Wait::after(Duration::ZERO);
+        client.send_ahead(b"requests".to_vec(), 24);
+        assert!(client.send(b"wait", &Wait::after(Duration::from_secs(10))).is_ok());
+        for part in [&[1; 8][..], &[2; 5][..]] {
+            deliver(server, &seal(part), client);
+            assert!(matches!(client.byte(&late), Err(ExchangeError::Late)));
+        }
+        deliver(server, &seal(&[&[3; 11][..], &[42]].concat()), client);
+        assert!(matches!(client.byte(&late), Ok(42)), "the skipped answers were counted wrongly");
+        assert_eq!(client.unread, 0);
+    }
+
+    #[test]
+    fn a_wait_that_ends_between_skipped_answers_remembers_what_it_has_skipped() {
+        let (mut client, mut server) = pair();
+        skip_in_parts(&mut client, &mut server, <[u8]>::to_vec);
+
+        let (mut client, mut server) = pair();
+        let secret = Secret::new(b"open sesame").unwrap();
+        let (mut records, first) = Records::initiator(&secret).unwrap();
+        let (mut theirs, second) = Records::responder(&secret, &first).unwrap();
+        records.finish(&second).unwrap();
+        client.encrypt(records);
+        skip_in_parts(&mut client, &mut server, |text| {
+            let mut record = Vec::new();
+            theirs.seal(text, &mut record).unwrap();
+            record
+        });
+    }
 }
