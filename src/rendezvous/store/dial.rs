@@ -3,7 +3,6 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use hostccl::fork::Private;
@@ -14,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::connection::{Connection, ExchangeError};
 use super::frame::{DENIED, MAGIC, OTHER_SECRET, Writer, op};
-use super::names;
+use super::names::{NotResolved, resolve_in_time};
 use super::poll::timespec;
 use super::random;
 use super::records::{Records, number_of};
@@ -145,28 +144,16 @@ impl Address {
         Ok(greeted)
     }
 
-    /// Resolves the name on a thread of its own, because the system's resolver knows no deadline.
     fn resolve(&self, wait: &Wait) -> std::result::Result<Vec<SocketAddr>, Attempt> {
-        if let Ok(address) = self.host.parse::<IpAddr>() {
-            return Ok(vec![SocketAddr::new(address, self.port)]);
-        }
-        let (sender, receiver) = channel();
-        let (host, port) = (self.host.clone(), self.port);
-        let resolve = move || drop(sender.send(names::resolve(&host, port)));
-        hostccl::thread::spawn("dm-resolve", resolve)
-            .map_err(|error| Attempt::Again(io::Error::new(error.kind(), machine::no_thread(&error))))?;
-        loop {
-            match receiver.recv_timeout(wait.deadline.slice()) {
-                Ok(resolved) => return resolved.map_err(Attempt::Again),
-                Err(RecvTimeoutError::Timeout) if !wait.deadline.passed() => {
-                    wait.cancel.check().map_err(Attempt::Final)?;
-                }
-                Err(_) => {
-                    let late = format!("{} was not resolved in time", self.host);
-                    return Err(Attempt::Again(io::Error::new(ErrorKind::TimedOut, late)));
-                }
+        resolve_in_time(&self.host, self.port, wait).map_err(|why| match why {
+            NotResolved::Failed(error) => Attempt::Again(error),
+            NotResolved::NoThread(error) => Attempt::Again(io::Error::new(error.kind(), machine::no_thread(&error))),
+            NotResolved::Late => {
+                let late = format!("{} was not resolved in time", self.host);
+                Attempt::Again(io::Error::new(ErrorKind::TimedOut, late))
             }
-        }
+            NotResolved::Cancelled(error) => Attempt::Final(error),
+        })
     }
 
     /// Sends VALIDATE and PING in one write, as PyTorch's client does, because its libuv server

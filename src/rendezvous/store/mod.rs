@@ -23,9 +23,10 @@ pub use client::TcpStore;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use names::resolve;
+pub(in crate::rendezvous) use names::{NotResolved, resolve_in_time};
 pub use secret::Secret;
-pub(in crate::rendezvous) use server::NotListening;
 pub use server::Server;
+pub(in crate::rendezvous) use server::{NotListening, not_resolved};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;

@@ -92,23 +92,21 @@ impl Server {
         Ok(Server { address: bound, for_others, is_local, shared, thread: Some(thread) })
     }
 
-    /// Listens on every address that `host` has according to this host, and on no other.
+    /// Listens on every address that `host` has according to this host, and on no other. This
+    /// function may take as long as the system's resolver does.
     pub fn at(host: &str, port: u16, secret: Option<Secret>) -> Result<Server> {
-        Server::try_at(host, port, secret)?.map_err(|not| not.explained(None))
+        let addresses = names::resolve(host, port).map_err(|error| not_resolved(host, &error))?;
+        Server::try_on(&addresses, secret)?.map_err(|not| not.explained(None))
     }
 
-    /// Does what [`Server::at`] does. The inner error says why the server could not listen. The
+    /// Listens on these addresses. The inner error says why the server could not listen. The
     /// message of that error is still to be made, because the caller may know more than this
     /// server.
-    pub(in crate::rendezvous) fn try_at(
-        host: &str,
-        port: u16,
+    pub(in crate::rendezvous) fn try_on(
+        addresses: &[SocketAddr],
         secret: Option<Secret>,
     ) -> Result<std::result::Result<Server, NotListening>> {
-        let addresses = names::resolve(host, port).map_err(|error| {
-            Error::store_io(format!("cannot resolve {host}, where the store is to be served"), &error)
-        })?;
-        match listen_on_all(&*addresses) {
+        match listen_on_all(addresses) {
             Ok(listeners) => Server::serve(listeners, secret).map(Ok),
             Err(not) => Ok(Err(not)),
         }
@@ -162,6 +160,11 @@ impl Server {
     pub fn clients(&self) -> usize {
         self.shared.clients.load(Ordering::SeqCst)
     }
+}
+
+/// Returns the error of a host that has no address, so that no server can listen there.
+pub(in crate::rendezvous) fn not_resolved(host: &str, cause: &io::Error) -> Error {
+    Error::store_io(format!("cannot resolve {host}, where the store is to be served"), cause)
 }
 
 impl Drop for Server {
