@@ -189,14 +189,8 @@ impl<'a> AgreedCall<'a> {
     /// Ends the call after its work: tells the other ranks of a failure, reaches the second
     /// verdict, keeps or undoes what the work made, and gives the turn back.
     fn end<T>(self, done: Result<T>, log: Log) -> Result<T> {
-        let told = done.as_ref().err().is_none_or(|error| self.peers().tell(error));
         let AgreedCall { call, round } = self;
-        // A rank that could not tell its failure must not count itself among the ranks that are
-        // done. The others then find it missing at their deadline.
-        let agreed = match told {
-            true => verdict_for_all(done, round.finish(&call.wait)),
-            false => done.map_err(|error| round.untold(error, &call.wait)),
-        };
+        let agreed = round.end(done, &call.wait);
         let kept = log.keep_or_undo(agreed, call.world, || call.alive());
         let outcome = call.wait.outcome(kept);
         drop(call.turn);
@@ -218,24 +212,6 @@ pub(super) fn run_alone<T>(
     // thread ends this mesh. It ends with the world.
     let made = here.log.keep_or_undo(done, world, || world.alive())?;
     mesh.alive().map(|()| made)
-}
-
-/// Returns how an agreed call ended on this rank. `mine` is the outcome of this rank's work, and
-/// `verdict` is the second verdict of the ranks. The verdict counts, because it is the first
-/// failure of any rank, and the error that this rank met may follow from that failure. The error
-/// of this rank counts in three cases: this rank was aborted; it could not read the verdict; or
-/// all ranks were late, and its error says for which ranks it waited.
-fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
-    match (mine, verdict) {
-        (Ok(value), verdict) => verdict.map(|()| value),
-        (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
-            (Status::Aborted, _)
-            | (_, Status::Aborted | Status::Store | Status::Exhausted)
-            | (Status::Timeout, Status::Timeout) => mine,
-            _ => verdict,
-        }),
-        (Err(mine), Ok(())) => Err(mine),
-    }
 }
 
 /// The other ranks of a call while its work runs.
@@ -277,14 +253,9 @@ impl<'a> Peers<'a> {
         self.round.map(|round| format!("{}/{part}", round.name()))
     }
 
-    /// Tells the other ranks that this one failed. A rank that was aborted is lost for the others.
-    /// Returns whether the other ranks can read the failure.
+    /// Does what [`Round::tell`] does, where other ranks take part.
     pub(super) fn tell(&self, error: &Error) -> bool {
-        let Some(round) = self.round else { return true };
-        match error.status() {
-            Status::Aborted => round.fail_by_abort(error, self.wait),
-            _ => round.fail(error, self.wait),
-        }
+        self.round.is_none_or(|round| round.tell(error, self.wait))
     }
 
     /// Tells the other ranks why this rank is about to abort a communicator. Otherwise they would

@@ -50,7 +50,8 @@ pub(super) fn check(
         leftovers.note(holder.clone());
         return store.set(&holder, rank.to_string().as_bytes(), wait);
     }
-    let other = store.get(&holder, wait)?;
+    // The rank that holds the device may be lost before it has written its number.
+    let other = round.fetch_of_world(&holder, wait)?;
     let other = String::from_utf8_lossy(&other);
     Err(Error::new(
         Status::Device,

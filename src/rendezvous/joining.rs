@@ -417,7 +417,7 @@ impl World {
             Ok(local)
         });
         if let Err(error) = &outcome {
-            round.fail(error, wait);
+            round.tell(error, wait);
         }
         let finished = round.finish(wait);
         if rank == 0 && finished.is_err() {

@@ -29,8 +29,8 @@ impl World {
         };
         let scope = self.scope()?;
         let round = scope.agree("dm_world_locations()", wait)?;
-        let all = round.all_gather(said.as_bytes(), wait).inspect_err(|error| _ = round.fail(error, wait))?;
-        round.finish(wait)?;
+        let all = round.all_gather(said.as_bytes(), wait);
+        let all = round.end(all, wait)?;
         let said: Vec<String> = all.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect();
         Ok(resolve(&scope.by_rank(said, self.size())))
     }

@@ -42,21 +42,32 @@ impl Round {
     /// Returns the value that another rank publishes; `from` is its world rank. Fails early when a
     /// rank has failed or was lost meanwhile.
     pub fn fetch(&self, key: &str, from: i32, wait: &Wait) -> Result<Vec<u8>> {
-        let full = self.key("/data", key);
-        match self.await_value(Some(&full), "/end", wait) {
+        let late = |millis| {
+            let message = format!("rank {from} did not publish {key} within {millis} ms for {}", self.call);
+            Error::timeout(message).with_ranks(&[from])
+        };
+        self.await_key(&self.key("/data", key), late, wait)
+    }
+
+    /// Does what [`fetch`](Round::fetch) does, for a key that does not belong to the call alone.
+    pub fn fetch_of_world(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+        let late = |millis| Error::timeout(format!("no rank wrote {key} within {millis} ms for {}", self.call));
+        self.await_key(key, late, wait)
+    }
+
+    /// Waits for a key of the store. `late` makes the error for a key that does not come within so
+    /// many milliseconds.
+    fn await_key(&self, key: &str, late: impl FnOnce(u128) -> Error, wait: &Wait) -> Result<Vec<u8>> {
+        match self.await_value(Some(key), "/end", wait) {
             Ok(Found::Value(value)) => Ok(value),
             Ok(Found::Verdict(verdict)) => {
                 let unlike = || Error::internal(format!("{} ended well without {key}", self.call));
                 verdict.into_result().and_then(|()| Err(unlike())).map_err(|error| error.in_call(self.number))
             }
-            Err(error) if error.status() == Status::Timeout => Err(Error::timeout(format!(
-                "rank {from} did not publish {key} within {} ms for {}",
-                wait.deadline.timeout().as_millis(),
-                self.call
-            ))
-            .with_ranks(&[from])
-            .in_call(self.number)
-            .after_waiting(wait.deadline.timeout())),
+            Err(error) if error.status() == Status::Timeout => {
+                let timeout = wait.deadline.timeout();
+                Err(late(timeout.as_millis()).in_call(self.number).after_waiting(timeout))
+            }
             Err(error) => Err(self.membership.explain(error)),
         }
     }
@@ -82,17 +93,33 @@ impl Round {
         self.recorded.set_operation(Operation::MakeComms);
     }
 
-    /// Does what [`fail`](Round::fail) does for a rank that was aborted. The verdict says that this
-    /// rank is lost.
-    pub fn fail_by_abort(&self, error: &Error, wait: &Wait) -> bool {
+    /// Does what [`fail`](Round::fail) does. A rank that was aborted is lost for the other ranks,
+    /// so the verdict says this.
+    pub fn tell(&self, error: &Error, wait: &Wait) -> bool {
+        if error.status() != Status::Aborted {
+            return self.fail(error, wait);
+        }
         let lost = Error::new(Status::PeerLost, format!("it was lost: {}", error.message()));
         self.fail(&lost.with_ranks(&[self.my_rank()]), wait)
+    }
+
+    /// Ends the call after this rank's work, whose outcome is `done`: tells the other ranks of a
+    /// failure, and reaches the second verdict. Returns how the call has ended on this rank. When
+    /// any rank has failed, every rank gets the first failure.
+    pub fn end<T>(self, done: Result<T>, wait: &Wait) -> Result<T> {
+        let told = done.as_ref().err().is_none_or(|error| self.tell(error, wait));
+        // A rank that could not tell its failure must not count itself among the ranks that are
+        // done. The others then find it missing at their deadline.
+        match told {
+            true => verdict_for_all(done, self.finish(wait)),
+            false => done.map_err(|error| self.untold(error, wait)),
+        }
     }
 
     /// Returns the error for this rank's caller where the store did not take `error`, which is
     /// this rank's failure. The reason for the failure may be that the rank that serves the store
     /// is lost.
-    pub fn untold(&self, error: Error, wait: &Wait) -> Error {
+    fn untold(&self, error: Error, wait: &Wait) -> Error {
         let loss = self.failed(wait).err().filter(|loss| loss.status() == Status::PeerLost);
         loss.filter(|_| may_follow_from_a_loss(&error)).unwrap_or(error)
     }
@@ -127,5 +154,23 @@ impl Round {
             self.membership.store.forget(published, wait);
         }
         Ok(())
+    }
+}
+
+/// Returns how an agreed call ended on this rank. `mine` is the outcome of this rank's work, and
+/// `verdict` is the second verdict of the ranks. The verdict counts, because it is the first
+/// failure of any rank, and the error that this rank met may follow from that failure. The error
+/// of this rank counts in three cases: this rank was aborted; it could not read the verdict; or
+/// all ranks were late, and its error says for which ranks it waited.
+fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
+    match (mine, verdict) {
+        (Ok(value), verdict) => verdict.map(|()| value),
+        (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
+            (Status::Aborted, _)
+            | (_, Status::Aborted | Status::Store | Status::Exhausted)
+            | (Status::Timeout, Status::Timeout) => mine,
+            _ => verdict,
+        }),
+        (Err(mine), Ok(())) => Err(mine),
     }
 }

@@ -1,5 +1,7 @@
 //! Bytes that the ranks of a call give each other.
 
+use std::sync::Arc;
+
 use super::{ranks, scope, soon};
 use crate::error::{Result, Status};
 use crate::rendezvous::agreement::Scope;
@@ -15,8 +17,8 @@ fn given(me: usize) -> Vec<u8> {
 /// Makes one call, in which the ranks gather the bytes of all.
 fn gather(scope: &Scope, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
     let round = scope.agree("gather()", &soon())?;
-    let all = round.all_gather(mine, &soon()).inspect_err(|error| _ = round.fail(error, &soon()))?;
-    round.finish(&soon()).map(|()| all)
+    let all = round.all_gather(mine, &soon());
+    round.end(all, &soon())
 }
 
 #[test]
@@ -56,6 +58,27 @@ fn more_than_all_ranks_may_give_together_is_refused_on_all_ranks() {
             "{error}"
         );
     }
+}
+
+/// Another rank leaves the call only when the aborted rank has told why it left.
+#[test]
+fn a_rank_that_is_aborted_while_bytes_travel_is_lost_for_the_others() {
+    let statuses = ranks(3, |me, scope| {
+        let (store, wait) = (Arc::clone(&scope.membership.store), soon());
+        let round = scope.agree("gather()", &wait).unwrap();
+        match me {
+            1 => drop(store.get("left", &soon()).unwrap()),
+            2 => wait.cancel.raise(),
+            _ => {}
+        }
+        let all = round.all_gather(b"x", &wait);
+        let status = round.end(all, &wait).unwrap_err().status();
+        if me == 2 {
+            store.set("left", b"1", &soon()).unwrap();
+        }
+        status
+    });
+    assert_eq!(statuses, [Status::PeerLost, Status::PeerLost, Status::Aborted]);
 }
 
 #[test]

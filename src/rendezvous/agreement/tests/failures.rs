@@ -242,3 +242,17 @@ fn a_rank_that_keeps_the_lock_of_a_folder_is_named_by_calls_without_it() {
         assert!(error.message().contains("has not given back the lock of file://"), "{error}");
     }
 }
+
+#[test]
+fn a_wait_for_a_key_of_the_world_ends_when_the_rank_that_would_write_it_is_lost() {
+    let errors = ranks(2, |me, scope| {
+        let round = scope.agree("dm_world_init()", &soon()).unwrap();
+        if me == 0 {
+            scope.membership.losses.announce(Incarnation::first(0));
+            return None;
+        }
+        Some(round.fetch_of_world("test/device/rank", &soon()).unwrap_err())
+    });
+    let error = errors[1].as_ref().unwrap();
+    assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[0][..]), "{error}");
+}

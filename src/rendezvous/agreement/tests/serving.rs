@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{membership, soon};
+use crate::error::{Error, Status};
 use crate::rendezvous::agreement::{Members, Membership, Round, Scope};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
@@ -103,4 +104,21 @@ fn staying_for_slow_ranks_ends_at_the_deadline_and_when_aborted() {
         // deadline.
         assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
     }
+}
+
+#[test]
+fn the_rank_that_serves_stays_until_the_others_have_read_that_its_own_work_failed() {
+    let store = MemoryStore::new();
+    std::thread::scope(|threads| {
+        let scope = serving(&store, 1, 2);
+        threads.spawn(move || {
+            let round = scope.agree("call", &soon()).unwrap();
+            let value = round.fetch("value", 0, &soon());
+            assert_eq!(round.end(value, &soon()).unwrap_err().status(), Status::InvalidArgument);
+        });
+        let round = serving(&store, 0, 2).agree("call", &soon()).unwrap();
+        let failed = round.end(Err::<(), _>(Error::invalid("too many bytes")), &soon());
+        assert!(store.try_get("test/world/0/end/read/by/1", &soon()).unwrap().is_some(), "rank 0 left before");
+        assert_eq!(failed.unwrap_err().status(), Status::InvalidArgument);
+    });
 }
