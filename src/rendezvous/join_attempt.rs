@@ -116,8 +116,10 @@ struct LeftKeys {
     size: usize,
     /// The keys of that world begin with this prefix.
     prefix: String,
-    /// The keys that this rank has left there.
+    /// The keys that this rank has left there, and those that it removes as the last rank.
     keys: Vec<String>,
+    /// Whether a clean-up has counted this rank among the ranks that have gone.
+    is_counted: bool,
 }
 
 static LEFT: Mutex<Vec<LeftKeys>> = Mutex::new(Vec::new());
@@ -147,39 +149,134 @@ pub(super) fn leftovers(
         if left.len() == MOST {
             left.remove(0);
         }
-        left.push(LeftKeys { store: store.clone(), rank, size, prefix: prefix.clone(), keys });
+        left.push(LeftKeys { store: store.clone(), rank, size, prefix: prefix.clone(), keys, is_counted: false });
     })
 }
 
 /// Removes the keys that this rank left in the worlds that it joined in this store earlier and has
 /// left since. Only the last rank to do so for a world removes the notes about the ranks that have
 /// gone from this world, because ranks that are still in the world look for these notes.
+///
+/// When the store fails, the worlds whose keys are not removed yet are remembered for the next call.
 pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()> {
     let mut all = lock(&LEFT);
     let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());
     *all = others;
     drop(all);
-    for LeftKeys { size, prefix, mut keys, .. } in mine {
-        let (lost, gone) = (format!("{prefix}/lost"), format!("{prefix}/gone"));
-        // Another server has no keys of that world.
-        let count = store.try_get(&lost, wait)?;
-        if count.is_some() && store.add(&gone, 1, wait)? == size as i64 {
-            let count: usize = String::from_utf8_lossy(&count.unwrap_or_default()).trim().parse().unwrap_or(0);
-            keys.extend((1..=count.min(MOST_LOST)).map(|number| format!("{lost}/{number}")));
-            keys.extend([lost, gone]);
+    let mut mine = mine.into_iter();
+    while let Some(mut left) = mine.next() {
+        if let Err(error) = left.find_last(store, wait) {
+            let mut all = lock(&LEFT);
+            all.extend([left].into_iter().chain(mine));
+            // Threads of other ranks may have left worlds meanwhile.
+            let more = all.len().saturating_sub(MOST);
+            all.drain(..more);
+            return Err(error);
         }
-        if rank == 0 {
-            // Where the store has begun anew, this join may use the key of that earlier join.
-            let (join, nonce) = prefix.rsplit_once('/').unwrap_or((&prefix, ""));
-            let key = running::key(join);
-            let said = store.try_get(&key, wait)?;
-            keys.extend(said.is_some_and(|said| said.starts_with(nonce.as_bytes())).then_some(key));
-        }
-        store.forget(keys, wait);
+        store.forget(left.keys, wait);
     }
     Ok(())
 }
 
+impl LeftKeys {
+    /// Adds the keys that the last rank removes. When this fails, the next try begins where this
+    /// one ended.
+    fn find_last(&mut self, store: &dyn Store, wait: &Wait) -> Result<()> {
+        let LeftKeys { rank, size, prefix, keys, is_counted, .. } = self;
+        let (lost, gone) = (format!("{prefix}/lost"), format!("{prefix}/gone"));
+        // Another server has no keys of that world.
+        let count = if *is_counted { None } else { store.try_get(&lost, wait)? };
+        // This rank must not be counted twice, because ranks that are still in the world need the
+        // notes. So only one try counts, even if the answer of the store did not come.
+        *is_counted = true;
+        if count.is_some() && store.add(&gone, 1, wait)? == *size as i64 {
+            let count: usize = String::from_utf8_lossy(&count.unwrap_or_default()).trim().parse().unwrap_or(0);
+            keys.extend((1..=count.min(MOST_LOST)).map(|number| format!("{lost}/{number}")));
+            keys.extend([lost, gone]);
+        }
+        if *rank == 0 {
+            // Where the store has begun anew, this join may use the key of that earlier join.
+            let (join, nonce) = prefix.rsplit_once('/').unwrap_or((prefix.as_str(), ""));
+            let key = running::key(join);
+            let said = store.try_get(&key, wait)?;
+            keys.extend(said.is_some_and(|said| said.starts_with(nonce.as_bytes())).then_some(key));
+        }
+        Ok(())
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::rendezvous::store::MemoryStore;
+    use std::sync::atomic::AtomicBool;
+
+    /// A store that answers no question while `is_ill` holds.
+    struct Unwell {
+        store: MemoryStore,
+        is_ill: AtomicBool,
+    }
+
+    impl Store for Unwell {
+        fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+            self.store.set(key, value, wait)
+        }
+
+        fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+            self.store.get_any(keys, wait)
+        }
+
+        fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+            match self.is_ill.load(Ordering::SeqCst) {
+                true => Err(Error::store("the store is ill")),
+                false => self.store.try_get(key, wait),
+            }
+        }
+
+        fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+            self.store.add(key, amount, wait)
+        }
+
+        fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+            self.store.set_once(key, value, wait)
+        }
+
+        fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+            self.store.present(keys, wait)
+        }
+
+        fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+            self.store.delete(key, wait)
+        }
+
+        fn name(&self) -> &str {
+            "a store that answers no question at times"
+        }
+    }
+
+    #[test]
+    fn a_clean_up_that_fails_is_made_up_for_by_the_next_one() {
+        let wait = Wait::after(Duration::from_secs(20));
+        let store = Unwell { store: MemoryStore::new(), is_ill: AtomicBool::new(true) };
+        for world in ["devicemesh/0/0/a", "devicemesh/0/1/b"] {
+            let keys = vec![format!("{world}/world/0/here/1")];
+            store.set(&keys[0], b"dm_init()", &wait).unwrap();
+            store.add(&format!("{world}/lost"), 1, &wait).unwrap();
+            store.set(&format!("{world}/lost/1"), b"0", &wait).unwrap();
+            // The other rank of the world has gone before.
+            store.add(&format!("{world}/gone"), 1, &wait).unwrap();
+            let (store, prefix) = (store.name().to_owned(), world.to_owned());
+            lock(&LEFT).push(LeftKeys { store, rank: 1, size: 2, prefix, keys, is_counted: false });
+        }
+        assert!(clean_up(&store, 1, &wait).is_err());
+        assert_eq!(store.store.keys().len(), 8, "{:?}", store.store.keys());
+        store.is_ill.store(false, Ordering::SeqCst);
+        clean_up(&store, 1, &wait).unwrap();
+        assert_eq!(store.store.keys(), [""; 0]);
+    }
 }
