@@ -1279,8 +1279,9 @@ uint32_t dm_version(void);
  * from inside log. In a forked child of a process with a world nothing is logged.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (level is no DM_LOG_ value), DM_STATUS_TIMEOUT (the new log
- * is set, but another thread has been inside the earlier one for 5 s), DM_STATUS_UNSUPPORTED (a
- * Rust program has a logger of its own).
+ * is set, but another thread has been inside an earlier one for 5 s: keep what the earlier ones
+ * use until a later call returns DM_STATUS_OK), DM_STATUS_UNSUPPORTED (a Rust program has a logger
+ * of its own).
  */
 dm_status dm_set_log(dm_log_level level,
                      void (*log)(void *user_data, dm_log_level level, const char *message),

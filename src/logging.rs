@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 /// The environment variable that chooses the level of the lines on stderr.
 pub const LOG_VARIABLE: &str = "DM_LOG";
 
-/// How long [`set`] waits for calls of the earlier callback on other threads.
+/// How long [`set`] waits for calls of earlier callbacks on other threads.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whether the sink is the logger of this process, once it was tried.
@@ -65,24 +65,23 @@ pub fn init_from_environment() -> bool {
 }
 
 /// Sets the level, and the callback that gets the records in place of stderr. Waits for the calls
-/// of the earlier callback on other threads, so that what the earlier callback uses may be freed
-/// afterwards.
+/// of all earlier callbacks on other threads, so that the caller may free afterwards what these
+/// callbacks use.
 pub(crate) fn set(level: LevelFilter, callback: Option<Callback>) -> Result<()> {
     if !init_from_environment() {
         return Err(Error::unsupported(
             "dm_set_log: this program has installed a logger of Rust's crate log, which gets the records: set the level there",
         ));
     }
-    let earlier = {
+    {
         let _setting = SETTING.lock().unwrap_or_else(PoisonError::into_inner);
-        let earlier = SINK.replace(callback);
+        SINK.replace(callback);
         log::set_max_level(level);
-        earlier
-    };
-    match earlier.is_none_or(|earlier| SINK.wait_until_unused(earlier, PATIENCE)) {
+    }
+    match SINK.wait_until_unused(PATIENCE) {
         true => Ok(()),
         false => Err(Error::timeout(format!(
-            "dm_set_log: the earlier callback was still running on another thread after {} ms: the new one is set, but keep what the earlier one uses",
+            "dm_set_log: an earlier callback was still running on another thread after {} ms: it gets no new records, but keep what it uses until a later call returns DM_STATUS_OK",
             PATIENCE.as_millis()
         ))),
     }

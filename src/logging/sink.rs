@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use hostccl::fork;
@@ -14,13 +15,16 @@ use super::rank::Me;
 use crate::printable::printable;
 use crate::wait::Deadline;
 
+/// A function that gets the records.
+type Function = dyn Fn(Level, &str) + Send + Sync;
+
 /// A function that gets the records in place of stderr.
-pub(crate) type Callback = Arc<dyn Fn(Level, &str) + Send + Sync>;
+pub(crate) type Callback = Arc<Function>;
 
 /// The sink of this process.
-pub(super) static SINK: Sink = Sink { callback: Mutex::new(None) };
+pub(super) static SINK: Sink = Sink::new();
 
-/// How often a thread looks whether a callback is unused.
+/// How often a thread looks whether the replaced callbacks are unused.
 const LOOK: Duration = Duration::from_millis(1);
 
 thread_local! {
@@ -29,29 +33,57 @@ thread_local! {
 }
 
 /// Writes records to stderr, or gives them to a callback.
-pub(super) struct Sink {
+pub(super) struct Sink(Mutex<Callbacks>);
+
+/// The callbacks that the sink was given.
+struct Callbacks {
     /// The callback that gets the records; `None` for stderr.
-    callback: Mutex<Option<Callback>>,
+    current: Option<Callback>,
+    /// The callbacks before this one inside which a thread may still be. Such a thread holds its
+    /// callback.
+    replaced: Vec<Weak<Function>>,
 }
 
 impl Sink {
-    /// Sets the callback and returns the earlier one.
-    pub(super) fn replace(&self, callback: Option<Callback>) -> Option<Callback> {
-        std::mem::replace(&mut *self.callback.lock().unwrap_or_else(PoisonError::into_inner), callback)
+    const fn new() -> Sink {
+        Sink(Mutex::new(Callbacks { current: None, replaced: Vec::new() }))
     }
 
-    /// Waits until no other thread is inside a callback that was taken away. Returns false when one
-    /// still is after `patience`. The calling thread may be inside that callback itself; then there
-    /// is nothing to wait for.
-    pub(super) fn wait_until_unused(&self, callback: Callback, patience: Duration) -> bool {
+    fn callbacks(&self) -> MutexGuard<'_, Callbacks> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the callback in place of the earlier one.
+    pub(super) fn replace(&self, callback: Option<Callback>) {
+        let mut callbacks = self.callbacks();
+        let earlier = std::mem::replace(&mut callbacks.current, callback);
+        callbacks.replaced.retain(|replaced| replaced.strong_count() > 0);
+        callbacks.replaced.extend(earlier.as_ref().map(Arc::downgrade));
+    }
+
+    /// Returns the callback that gets the records. The calling thread counts as inside it while it
+    /// holds the value.
+    fn current(&self) -> Option<Callback> {
+        self.callbacks().current.clone()
+    }
+
+    /// Waits until no other thread is inside a callback that was replaced by now, also by earlier
+    /// calls. Returns false when one still is after `patience`. The calling thread may be inside
+    /// such a callback itself; then there is nothing to wait for.
+    pub(super) fn wait_until_unused(&self, patience: Duration) -> bool {
         let deadline = Deadline::after(patience);
+        let replaced = self.callbacks().replaced.clone();
         let is_inside = IS_INSIDE.try_with(Cell::get).unwrap_or(false);
-        while !is_inside && Arc::strong_count(&callback) > 1 {
+        while !is_inside && replaced.iter().any(|replaced| replaced.strong_count() > 0) {
             if deadline.passed() {
                 return false;
             }
             std::thread::sleep(LOOK);
         }
+        // The count is read without an order. From here on the caller may free what a callback has
+        // used, so the last use must have happened before. A thread that leaves a callback lowers
+        // the count with the order Release.
+        fence(Ordering::Acquire);
         true
     }
 }
@@ -91,8 +123,7 @@ impl Log for Sink {
         let text = if is_nameless { format!("{Me}: {text}") } else { text };
         let text = printable(&text);
         // A callback is called without the lock, because it may set another one.
-        let callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match callback {
+        match self.current() {
             Some(callback) => {
                 let Some(_inside) = Inside::enter() else { return };
                 // A panic of a callback has nowhere to go.
@@ -108,4 +139,25 @@ impl Log for Sink {
     }
 
     fn flush(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value of [`Sink::current`] stands for a thread that is inside the callback.
+    #[test]
+    fn a_callback_that_runs_is_waited_for_also_after_later_ones_were_set() {
+        let (sink, callback) = (Sink::new(), || -> Callback { Arc::new(|_, _| {}) });
+        sink.replace(Some(callback()));
+        let inside = sink.current();
+        sink.replace(Some(callback()));
+        assert!(!sink.wait_until_unused(Duration::ZERO));
+        sink.replace(Some(callback()));
+        assert!(!sink.wait_until_unused(Duration::ZERO), "the first callback still runs");
+        drop(inside);
+        assert!(sink.wait_until_unused(Duration::ZERO));
+        sink.replace(None);
+        assert!(sink.wait_until_unused(Duration::ZERO));
+    }
 }
