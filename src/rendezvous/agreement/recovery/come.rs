@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::Recovery;
 use super::options::Options;
 use super::slow::SlowTurn;
-use crate::error::{Error, Result, Status};
+use crate::error::{Result, Status};
 use crate::rendezvous::agreement::decision::{Decision, Failure, Why};
 use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms, absent};
 use crate::rendezvous::agreement::suspects::SUSPECTED;
@@ -235,19 +235,6 @@ impl Recovery {
         }
     }
 
-    pub(super) fn options_key(&self, number: u64) -> String {
-        self.turn_key(number, "options")
-    }
-
-    pub(super) fn read_options(&self, key: &str, value: &[u8]) -> Result<Options> {
-        String::from_utf8_lossy(value).parse().map_err(|()| {
-            Error::store(format!(
-                "the store at {} gave unreadable options under the key {key}: it must give the values back as they were set",
-                self.membership.store.name()
-            ))
-        })
-    }
-
     /// Adds these ranks to the list of lost processes, where the list does not have them.
     fn tell(&self, number: u64, ranks: &[i32], wait: &Wait) -> Result<()> {
         let is_told = |process: &Incarnation| *process != self.me && ranks.contains(&process.rank);
@@ -366,7 +353,7 @@ impl Recovery {
     fn terms_of_mesh(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Terms> {
         let key = self.options_key(number);
         match self.membership.store.try_get(&key, wait)? {
-            Some(value) => Ok(self.read_options(&key, &value)?.terms),
+            Some(value) => Ok(self.adopt_options(&self.epoch, &key, &value)?.terms),
             None => Ok(arrival.terms.clone()),
         }
     }

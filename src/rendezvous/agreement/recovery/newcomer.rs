@@ -258,7 +258,7 @@ impl AtDoor {
         let asked = self.knocked.as_ref().map(|(note, _)| note.mesh.clone());
         let (terms, mesh) = match recovery.membership.store.try_get(&key, wait)? {
             Some(value) => {
-                let Options { terms, mesh, .. } = recovery.read_options(&key, &value)?;
+                let Options { terms, mesh, .. } = recovery.adopt_options(&epoch, &key, &value)?;
                 (terms, Some(mesh).filter(|mesh| !mesh.is_empty()).or(asked))
             }
             // The epoch was made already, so this process is not in its mesh.

@@ -18,7 +18,9 @@ use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::error::{Error, Status};
+use super::Recovery;
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::agreement::decision::Epoch;
 use crate::rendezvous::agreement::proposal::Terms;
 
 /// The options of the first rank of the mesh that has come to a turn.
@@ -60,6 +62,31 @@ impl Options {
     }
 }
 
+impl Recovery {
+    pub(super) fn options_key(&self, number: u64) -> String {
+        self.turn_key(number, "options")
+    }
+
+    pub(super) fn read_options(&self, key: &str, value: &[u8]) -> Result<Options> {
+        String::from_utf8_lossy(value).parse().map_err(|()| self.unreadable(key))
+    }
+
+    /// Does what [`read_options`](Recovery::read_options) does, for a process without terms of its
+    /// own, which uses these terms for `epoch`.
+    pub(super) fn adopt_options(&self, epoch: &Epoch, key: &str, value: &[u8]) -> Result<Options> {
+        let options = self.read_options(key, value)?;
+        let is_dim = options.terms.dim < epoch.replicas.sizes.len();
+        if is_dim { Ok(options) } else { Err(self.unreadable(key)) }
+    }
+
+    fn unreadable(&self, key: &str) -> Error {
+        Error::store(format!(
+            "the store at {} gave unreadable options under the key {key}: it must give the values back as they were set",
+            self.membership.store.name()
+        ))
+    }
+}
+
 impl Display for Options {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
         write!(out, "{}\n{}\n{}\n{}\n{}", self.rank, self.terms, self.mesh.len(), self.mesh, self.call)
@@ -69,7 +96,7 @@ impl Display for Options {
 impl FromStr for Options {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Options, ()> {
+    fn from_str(text: &str) -> std::result::Result<Options, ()> {
         let mut lines = text.splitn(4, '\n');
         let mut line = || lines.next().ok_or(());
         let (rank, terms) = (line()?.parse().map_err(drop)?, line()?.parse()?);
@@ -100,7 +127,7 @@ impl Display for Terms {
 impl FromStr for Terms {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Terms, ()> {
+    fn from_str(text: &str) -> std::result::Result<Terms, ()> {
         let mut fields = text.split(' ');
         let mut field = |name: &str| {
             let value = fields.next().and_then(|field| field.strip_prefix(name)?.strip_prefix('='));

@@ -53,3 +53,14 @@ fn processes_that_wait_are_told_of_the_end_of_the_job() {
     });
     assert_eq!(job.store.get("test/decision/2", &soon()).unwrap(), b"end");
 }
+
+#[test]
+fn terms_that_name_no_dimension_of_the_mesh_are_an_error_of_the_store() {
+    let job = Job::new(3, 2);
+    let options = "0\nends=0 dim=9 replace=0 silent=- min_size=0 max_size=- any_state=0\n0\n\ndm_recover()";
+    job.store.set("test/turn/1/options", options.as_bytes(), &soon()).unwrap();
+    job.die_first(&[0, 1]);
+    let error = job.rank(2).come(&job.arrival(), &soon()).unwrap_err();
+    assert_eq!(error.status(), Status::Store);
+    assert!(error.message().contains("unreadable options under the key test/turn/1/options"), "{error}");
+}
