@@ -20,7 +20,8 @@ struct Digits {
 ///
 /// ```
 /// use devicemesh::layout::{Subrange, row_major};
-/// // Of (dp=2, pp=4, tp=2), positions 0..16, the stages 1 and 3: (dp=2, pp=2, tp=2), positions 0..8.
+/// // The mesh (dp=2, pp=4, tp=2) has positions 0..16. Its stages 1 and 3 are the mesh
+/// // (dp=2, pp=2, tp=2) with positions 0..8.
 /// let dims = row_major(&[2, 4, 2]).unwrap();
 /// let stages = Subrange::new(16, &dims[1], 1, 2, 2).unwrap();
 /// assert_eq!(stages.size(), 8);
@@ -63,7 +64,9 @@ impl Subrange {
     /// ```
     pub fn new(space: usize, dim: &Dim, start: usize, len: usize, step: usize) -> Result<Subrange> {
         if len == 0 || step == 0 {
-            return Err(Error::invalid(format!("a range of {len} indices in steps of {step}; both are at least 1")));
+            return Err(Error::invalid(format!(
+                "a range of {len} indices in steps of {step}: both numbers must be at least 1"
+            )));
         }
         let last = (len - 1).checked_mul(step).and_then(|span| span.checked_add(start));
         if last.is_none_or(|last| last >= dim.size()) {
@@ -73,6 +76,8 @@ impl Subrange {
                 dim.size() - 1
             )));
         }
+        // A step that leads to no other index says nothing, and may be larger than the space.
+        let step = if len == 1 { 1 } else { step };
         let mut rest = complement(&[(space, 1)], dim.pairs())?;
         rest.sort_unstable_by_key(|pair| pair.1);
         // The range takes the place of the dimension's fastest digit.
@@ -224,6 +229,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_step_of_a_single_index_does_not_matter() {
+        let dims = row_major(&[2, 4, 2]).unwrap();
+        let [one, far] = [1, usize::MAX].map(|step| Subrange::new(16, &dims[1], 2, 1, step).unwrap());
+        assert_eq!(one, far);
+        assert_eq!(far.outer_steps(&dims[2]).unwrap(), dims[2]);
     }
 
     #[test]
