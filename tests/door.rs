@@ -136,6 +136,9 @@ fn child() {
     match world.come_in(&request, make, &soon()) {
         Ok((recovery, made)) => {
             assert!(made.is_some() && !world.is_at_door());
+            // A thread of this process may have asked for the door before this one came in.
+            let error = world.come_in(&request, make, &soon()).map(drop).unwrap_err();
+            assert_eq!(error.status(), Status::InvalidState, "{error}");
             say(format_args!("epoch {}: {}", recovery.epoch_number(), seats(&recovery)));
             world.barrier(None).unwrap();
             say(format_args!("ticket {}", world.ticket().unwrap()));

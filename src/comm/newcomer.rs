@@ -18,6 +18,9 @@ impl RootComms {
     /// with the others.
     pub(super) fn come_in(world: &Arc<World>, spec: RootSpec<'_>, wait: Wait) -> Result<Arc<RootComms>> {
         let mut way = world.recovering().lock()?;
+        // This is asked again under the lock, because a failure below ends the meshes of the epoch,
+        // and the mesh of a thread that has just come in must stay.
+        world.rendezvous().check_at_door()?;
         let library = Some(Arc::clone(world.library()?));
         let wanted = RootComms::new(RootSpec { world: None, library, id: "door".to_owned(), ..spec })?;
         let (rank, ranks, text) = (world.rank() as i32, wanted.mesh().root_ranks(), mesh_text(&wanted));

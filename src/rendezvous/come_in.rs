@@ -30,6 +30,19 @@ impl World {
         newcomer.is_some_and(|newcomer| !newcomer.is_in.load(Ordering::SeqCst))
     }
 
+    /// Fails with `DM_STATUS_INVALID_STATE` when this process is not at the door any more, because
+    /// another thread of this process has come in.
+    #[doc(hidden)]
+    pub fn check_at_door(&self) -> Result<()> {
+        match self.is_at_door() {
+            true => Ok(()),
+            false => Err(Error::invalid_state(format!(
+                "another thread of rank {} has just come into the running job: call dm_init again",
+                self.rank()
+            ))),
+        }
+    }
+
     /// Whether this process has joined a running job under a rank that the job did not have when it
     /// started.
     #[doc(hidden)]
@@ -58,8 +71,8 @@ impl World {
     /// Fails with `DM_STATUS_TIMEOUT` when no decision has let this process in before the deadline.
     /// The next call then continues the wait, and must ask for the same mesh. These errors are
     /// final: `DM_STATUS_MISMATCH` when this process is refused, `DM_STATUS_INVALID_STATE` when the
-    /// job has ended, and `DM_STATUS_NOT_MEMBER` when the others take this process for lost. Every
-    /// other error is the error of the recovery, which all ranks get, and the next call takes part
+    /// job has ended or another thread has come in, and `DM_STATUS_NOT_MEMBER` when the others take
+    /// this process for lost. Every other error is the error of the recovery, which all ranks get, and the next call takes part
     /// in the next turn.
     #[doc(hidden)]
     pub fn come_in<T>(
@@ -69,11 +82,12 @@ impl World {
         wait: &Wait,
     ) -> Result<(Recovery, Option<T>)> {
         let session = self.session()?;
-        let newcomer = session.newcomer.as_ref().filter(|newcomer| !newcomer.is_in.load(Ordering::SeqCst));
-        let Some(newcomer) = newcomer else {
+        let Some(newcomer) = &session.newcomer else {
             return Err(Error::internal("come_in of a process that is in the job"));
         };
         let mut at_door = newcomer.at_door.lock().unwrap_or_else(PoisonError::into_inner);
+        // The caller has asked before it had the lock.
+        self.check_at_door()?;
         let mut way = at_door.take().map_or_else(|| self.at_door(newcomer), Ok)?;
         match way.come_in(request, |recovery| self.enter_epoch(recovery), make, wait) {
             Ok(made) => {
