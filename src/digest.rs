@@ -12,21 +12,21 @@ impl Default for Fnv1a {
 }
 
 impl Fnv1a {
-    /// With these bytes added.
+    /// Returns the digest with these bytes added.
     #[must_use]
     pub(crate) fn bytes(self, bytes: impl IntoIterator<Item = u8>) -> Fnv1a {
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         Fnv1a(bytes.into_iter().fold(self.0, step))
     }
 
-    /// With a number added, as eight bytes, little-endian.
+    /// Returns the digest with a number added, as eight bytes, little-endian.
     #[must_use]
     pub(crate) fn number(self, number: u64) -> Fnv1a {
         self.bytes(number.to_le_bytes())
     }
 
-    /// With a string added, its length first, so that neighbouring strings cannot run into each
-    /// other.
+    /// Returns the digest with a string added. The length of the string comes first, so that
+    /// neighbouring strings cannot run into each other.
     #[must_use]
     pub(crate) fn text(self, text: &str) -> Fnv1a {
         self.number(text.len() as u64).bytes(text.bytes())

@@ -140,7 +140,8 @@ pub struct Error {
     device_error: i32,
     /// The `errno`; 0 when the operating system was not involved.
     os_error: i32,
-    /// The ranks that the error is about, and the like; `None` where nothing of it is known.
+    /// The ranks, the dimension, the waiting time and the number of the call; `None` where none of
+    /// these is known.
     facts: Option<Box<Facts>>,
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn replace_handler(handler: Option<(&Options, Handler)>) -> Result<()
     match ended_handlers().iter().all(|earlier| earlier.has_ended_before(&deadline)) {
         true => Ok(()),
         false => Err(Error::timeout(format!(
-            "dm_set_event_handler: an earlier handler was still running after {} ms: the new one is set, but keep what the earlier one uses",
+            "dm_set_event_handler: an earlier handler was still running after {} ms: it gets no more events, but keep what it uses until a later call returns DM_STATUS_OK",
             PATIENCE.as_millis()
         ))),
     }

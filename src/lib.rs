@@ -36,7 +36,7 @@
 //! | collectives over slices in host memory | [`comm::View::all_reduce`] and its neighbours: safe, on device type cpu |
 //! | collectives over buffers of bytes, in host memory or on a device | [`comm::Memory`], [`comm::View::collective`]: safe, with every data type |
 //! | collectives over cudarc's device memory | `comm::View::on_stream`, with the feature `cudarc`: safe, on device type cuda (examples/all_reduce.rs) |
-//! | barriers, and bytes from rank to rank through the store | [`comm::View::barrier`], [`comm::View::all_gather_bytes`] and the same of [`comm::World`] |
+//! | barriers, and bytes from rank to rank through the store | [`comm::View::barrier`], [`comm::View::all_gather_bytes`] and the functions of [`comm::World`] with these names |
 //! | the communicator itself, and other device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` |
 //! | the block of a tensor that a rank holds | [`sharding`] |
 //! | a function or a queue that gets events: slow calls, lost ranks, aborts, recoveries | [`events`] |

@@ -1,4 +1,4 @@
-//! Ranks in messages.
+//! Writes lists of ranks for messages.
 
 /// Writes ranks as people do: "rank 5", "ranks 5, 17-31 and 40 more".
 pub(crate) fn ranges(ranks: &[i32]) -> String {

@@ -1,4 +1,4 @@
-//! What this library records of the process's calls, for `devicemesh why` and for messages.
+//! Records the process's calls, for `devicemesh why`, messages and events.
 //!
 //! hostccl's module of the same name has the memory, and the crate `recording` writes it. Here are
 //! the owners of the places in the recording: a world, a group of ranks, and a call that runs.
@@ -31,7 +31,7 @@ pub(crate) fn open() -> Result<()> {
     hostccl::recorder::open().map_err(Error::invalid)
 }
 
-/// What an operation does, beside its count, type and stream.
+/// An operation without its count, element type and stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct What {
     operation: Operation,
@@ -39,7 +39,7 @@ pub(crate) struct What {
     reduction: u8,
     /// The root or the peer; [`NO_PEER`] for none.
     peer: i32,
-    /// The number of elements, where it is not that of the operands.
+    /// The number of elements, where it differs from the number of elements in the operands.
     count: Option<usize>,
 }
 
@@ -78,7 +78,7 @@ impl What {
         self.operation.is_compared()
     }
 
-    /// Whether the operation on `count` elements has no elements on any rank.
+    /// Whether an operation on `count` elements handles no element on any rank.
     pub(crate) fn is_empty(self, count: usize) -> bool {
         self.count.unwrap_or(count) == 0 && !self.operation.has_own_counts()
     }
@@ -98,8 +98,8 @@ impl What {
     }
 }
 
-/// A world in the recording. Clones are one world, which ends there with the last clone at the
-/// latest.
+/// A world in the recording. Clones stand for one world. The recording notes its end when the last
+/// clone is dropped, or earlier.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct World(Option<Arc<WorldPlace>>);
 
@@ -107,14 +107,14 @@ pub(crate) struct World(Option<Arc<WorldPlace>>);
 #[derive(Debug)]
 struct WorldPlace {
     place: recording::World,
-    /// Equal on all ranks of the world, and on no rank of another world.
+    /// All ranks of the world have this value, and no other world has it.
     key: u64,
     has_ended: AtomicBool,
 }
 
 impl World {
-    /// Records that this process is rank `rank` of `size` in a world. `name` is equal on all ranks
-    /// of the world, and on no rank of another world.
+    /// Records that this process is rank `rank` of `size` in a world. All ranks of the world give
+    /// this `name`, and no other world has it.
     pub(crate) fn open(name: &str, rank: usize, size: usize, [job, store, launcher]: [&str; 3]) -> World {
         let key = Fnv1a::default().text(name).value();
         let place = get().and_then(|it| it.open_world(&WorldFacts { key, rank, size, job, store, launcher }));
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// The beginning of the keys of the world's groups.
+    /// A digest of the world's key. The keys of the world's groups are made from it.
     pub(crate) fn digest(&self) -> Fnv1a {
         Fnv1a::default().number(self.0.as_ref().map_or(0, |world| world.key))
     }
@@ -155,7 +155,7 @@ impl Drop for WorldPlace {
     }
 }
 
-/// What a group of ranks makes together.
+/// The kind of calls that a group of ranks makes together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -165,12 +165,13 @@ pub(crate) enum Kind {
     Scope = 1,
 }
 
-/// A group of ranks in the recording. Its place is free when it is closed or dropped.
+/// A group of ranks in the recording. Another group can get the place when this group is closed or
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Group {
     channel: Channel,
     kind: Kind,
-    /// Equal on all ranks of the group, and on no rank of another group of this kind.
+    /// All ranks of the group have this value, and no other group of this kind has it.
     key: u64,
     /// This process's rank in the group.
     rank: u32,
@@ -184,7 +185,7 @@ pub(crate) struct Group {
     lacks_calls: AtomicBool,
 }
 
-/// The most members whose ranks are listed. A world may say that it is enormous.
+/// The most members whose ranks are listed. An offline world may state any size.
 const MOST_MEMBERS: usize = recording::layout::MEMBER_WORDS * 2;
 
 /// The ranks of a group of `size` ranks for the recording. They are not listed where they do not
@@ -195,8 +196,8 @@ pub(crate) fn members(size: usize, rank_at: impl Fn(usize) -> i32) -> Vec<u32> {
 }
 
 impl Group {
-    /// Records a group of `size` ranks in which this process is `rank`. `key` is equal on all ranks
-    /// of the group, and on no rank of another group. `members` are its ranks of the world, in the
+    /// Records a group of `size` ranks in which this process is `rank`. All ranks of the group give
+    /// this `key`, and no other group has it. `members` are the world ranks of the group, in the
     /// order of the group, as [`members`] gives them.
     pub(crate) fn open(
         kind: Kind,
@@ -219,7 +220,7 @@ impl Group {
         &self.name
     }
 
-    /// A number that is equal on all ranks of the group, and on no rank of another group.
+    /// A number that all ranks of the group have, and no other group has.
     pub(crate) fn key(&self) -> u64 {
         self.key
     }
@@ -242,8 +243,9 @@ impl Group {
         self.is_told_by_nccl.store(true, Ordering::Relaxed);
     }
 
-    /// Notes a call that this library does not record, because NCCL's events do. They record the call
-    /// elsewhere, unless NCCL's communicator was found to be that of this group.
+    /// Notes a call that this library does not record, because NCCL's events do. NCCL's events
+    /// record the call under another group, unless it is known which communicator of NCCL belongs
+    /// to this group.
     #[inline]
     pub(crate) fn note_unrecorded(&self) {
         if !self.is_told_by_nccl.load(Ordering::Relaxed) {

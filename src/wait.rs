@@ -112,7 +112,7 @@ impl Cancel {
     }
 }
 
-/// Waits of at most this time are too short to be told of before they end.
+/// The log does not warn of waits of at most this time, because they end soon.
 const SHORT_WAIT: Duration = Duration::from_secs(5);
 
 /// Finds the moments at which a wait has used half and 90 % of its time, for the log.

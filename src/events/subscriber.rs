@@ -82,8 +82,8 @@ impl Subscriber {
         }
     }
 
-    /// Whether the handler, which was removed, has returned before the deadline. When a handler
-    /// itself asks, it need not have returned.
+    /// Whether the handler, which was removed, has returned before the deadline. A handler that
+    /// makes this call itself need not have returned.
     pub(super) fn has_ended_before(&self, deadline: &Deadline) -> bool {
         while !is_this_thread() && self.is_called.load(Ordering::SeqCst) {
             if deadline.passed() {

@@ -33,8 +33,8 @@ pub(crate) struct Waiting(u64);
 
 impl Waiting {
     /// Notes a wait that began at that time. `describe` runs on the thread `dm-events`, for half a
-    /// second at most, and may run once more when the wait is over. It holds nothing whose end
-    /// waits for other ranks.
+    /// second at most, and may run once more when the wait is over. `describe` must own nothing
+    /// whose drop waits for other ranks.
     pub(crate) fn since(
         since: Instant,
         describe: impl Fn(Duration) -> Option<Event> + Send + Sync + 'static,

@@ -19,9 +19,9 @@ use crate::logging::Me;
 /// The longest and the shortest time between two looks of the thread.
 const LOOKS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(5)];
 
-/// Takes what a source holds, when the world or the mesh of the source ends, and waits for a look
-/// that uses it. So the thread never ends a world. `None` where the look itself, on the thread,
-/// has called, and in a forked child.
+/// Takes the value that a source holds, because its world or mesh ends. Waits until a running look
+/// has let go of the value, so that the thread `dm-events` never drops a world. Returns `None` in a
+/// forked child, and where the look itself makes this call.
 pub(crate) fn take_from_source<T>(held: &Mutex<Option<T>>) -> Option<T> {
     if fork::is_child() {
         return None;
@@ -52,7 +52,8 @@ pub(crate) trait Source: Send + Sync {
     /// for half a second at most.
     fn look(&self) -> Vec<Event>;
 
-    /// Drops what the source holds of its world or mesh, which ends, after a look that runs now.
+    /// Waits for a look that runs now. Then drops what the source holds of its world or mesh,
+    /// because that world or mesh ends.
     fn release(&self);
 }
 

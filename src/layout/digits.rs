@@ -33,7 +33,8 @@ pub fn is_disjoint(pairs: &[Pair]) -> bool {
 /// use devicemesh::layout::covers;
 /// assert!(covers(&[(2, 4), (2, 2)], &[(4, 2)]));
 /// assert!(!covers(&[(2, 4), (2, 1)], &[(4, 2)]));
-/// assert!(!covers(&[(6, 1)], &[(2, 2)])); // of 12 as 3 x 2 x 2: from position 4 it walks to 6, outside 0..6
+/// // In a mesh of 12 positions, (2, 2) leads from position 4 to 6, which is not in 0..6.
+/// assert!(!covers(&[(6, 1)], &[(2, 2)]));
 /// ```
 pub fn covers(whole: &[Pair], part: &[Pair]) -> bool {
     part.iter().filter(|(size, _)| *size != 1).all(|pair| covers_pair(whole, pair).is_some())
@@ -69,7 +70,7 @@ fn covers_pair(whole: &[Pair], part: &Pair) -> Option<()> {
 /// assert!(complement(&[(16, 1)], &[(2, 16)]).is_err());
 /// ```
 pub fn complement(whole: &[Pair], part: &[Pair]) -> Result<Vec<Pair>> {
-    let foreign = || Error::invalid(format!("the (size, stride) pairs {part:?} are not digits of {whole:?}"));
+    let foreign = || Error::invalid(format!("the (size, stride) pairs {part:?} are not part of the layout {whole:?}"));
     if !(covers(whole, part) && is_disjoint(whole) && is_disjoint(part)) {
         return Err(foreign());
     }

@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 ///
 /// ```
 /// use devicemesh::layout::Dim;
-/// // Of a (2, 2, 2) mesh (strides 4, 2, 1): the first and the last dimension as one.
+/// // This dimension joins the first and the last dimension of a (2, 2, 2) mesh, whose strides are
+/// // 4, 2 and 1.
 /// let dim = Dim::new(&[(2, 4), (2, 1)]).unwrap();
 /// assert_eq!((0..dim.size()).map(|index| dim.offset(index)).collect::<Vec<_>>(), [0, 1, 4, 5]);
 /// // Adjacent dimensions are one pair: strides 4 and 2 walk 0, 2, 4, 6.
@@ -30,9 +31,9 @@ impl Dim {
     /// Makes the dimension that walks these pairs. The last pair is the fastest.
     ///
     /// It is refused when a size is 0, when several steps have stride 0 (they would stay in place),
-    /// when the pairs are no digits of one number (two coordinates would be one position, or a
-    /// position would have none), and when the number of steps or the furthest offset is larger
-    /// than a `usize`.
+    /// when the pairs overlap, so that two coordinates would mean one position or the groups would
+    /// cut across each other, and when the number of steps or the furthest offset is larger than a
+    /// `usize`.
     ///
     /// ```
     /// use devicemesh::layout::Dim;
@@ -45,7 +46,9 @@ impl Dim {
         let (mut size, mut furthest) = (Some(1usize), Some(0usize));
         for &(steps, stride) in pairs {
             if steps == 0 || (stride == 0 && steps > 1) {
-                return Err(Error::invalid(format!("a dimension of {steps} steps of {stride} walks nowhere")));
+                return Err(Error::invalid(format!(
+                    "size {steps} with stride {stride} is no dimension: the size must be at least 1, and a size above 1 needs a stride above 0"
+                )));
             }
             size = size.and_then(|size| size.checked_mul(steps));
             let span = (steps - 1).checked_mul(stride);
@@ -53,9 +56,9 @@ impl Dim {
         }
         match (size, furthest) {
             (Some(_), Some(_)) if is_disjoint(pairs) => Ok(Dim::known(pairs)),
-            (Some(_), Some(_)) => {
-                Err(Error::invalid(format!("the (size, stride) pairs {pairs:?} are no digits of one number")))
-            }
+            (Some(_), Some(_)) => Err(Error::invalid(format!(
+                "the (size, stride) pairs {pairs:?} overlap: ordered by stride, each stride must be a multiple of size * stride of the pair before it"
+            ))),
             _ => Err(Error::invalid(format!("a dimension of (size, stride) {pairs:?} reaches beyond 2^64"))),
         }
     }
@@ -207,7 +210,7 @@ pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
         dims.push(Dim::known(&[(size, stride)]));
         stride = stride.checked_mul(size).ok_or_else(|| {
             Error::invalid(format!(
-                "the product of shape ({}) is larger than 2^64",
+                "the product of shape ({}) does not fit into 64 bits",
                 shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
             ))
         })?;

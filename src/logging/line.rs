@@ -38,7 +38,7 @@ fn name(level: Level) -> &'static str {
 }
 
 /// The time in UTC with milliseconds, as ISO 8601 writes it: `2026-11-22T09:30:01.123Z`. The
-/// lines of the log begin with it, and those of `devicemesh run --timestamps`.
+/// lines of the log and the lines of `devicemesh run --timestamps` begin with this time.
 pub fn utc(now: SystemTime) -> String {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -49,7 +49,7 @@ pub fn utc(now: SystemTime) -> String {
 
 /// The date that is so many days after 1970-01-01, in the Gregorian calendar.
 fn date(mut days: u64) -> (u64, u64, u64) {
-    // 400 years have one number of days each time.
+    // Every 400 years have equally many days.
     const DAYS_OF_400_YEARS: u64 = 146_097;
     let mut year = 1970 + days / DAYS_OF_400_YEARS * 400;
     days %= DAYS_OF_400_YEARS;

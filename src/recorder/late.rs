@@ -78,7 +78,8 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     if let (true, Some(call)) = (!late.is_empty() || error.status() == Status::PeerLost, &call) {
         said.push(format!("this rank is in {} of {name}", short(&here.found.snapshot, call)));
     }
-    // A rank that refuses its own agreement goes on with the others, so scopes may differ.
+    // A rank that has refused its own call takes part in the next one, so the calls of a scope may
+    // differ without a mistake.
     if group.kind != Kind::Scope && error.status() != Status::PeerLost {
         let is_mismatch = error.status() == Status::Mismatch;
         let missing = || if is_mismatch { missing_call(&ranks, name) } else { None };

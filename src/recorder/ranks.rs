@@ -32,7 +32,7 @@ pub(super) struct Found {
 pub(super) struct Wanted {
     /// The kind of the group.
     pub(super) kind: u8,
-    /// Equal on all ranks of the group, and on no rank of another group of this kind.
+    /// All ranks of the group have this value, and no other group of this kind has it.
     pub(super) key: u64,
     /// The key of the group's world; `None` for a group that belongs to no world.
     pub(super) world: Option<u64>,

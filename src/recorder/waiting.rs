@@ -102,7 +102,7 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
             let is = if unseen.len() == 1 { "is" } else { "are" };
             format!(": {} {is} not seen on this host, and no other rank is missing", ranges(&unseen))
         }
-        (true, true) => ", and no rank is missing: it moves data, or the network is stuck".to_owned(),
+        (true, true) => ", and no rank is missing: the call moves data, or the network is stuck".to_owned(),
     };
     message.push_str(&whom);
     let places = missing.iter().take(MOST_RANKS).map(|rank| rank.place(&wanted, here));

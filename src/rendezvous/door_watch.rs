@@ -135,7 +135,7 @@ impl Looking {
 /// nanoseconds.
 fn coarse_now() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
-    // A clock that has never been set has a time above 0, so a first question always looks.
+    // The monotonic clock is above 0, and `next` begins with 0. So the first question always looks.
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 

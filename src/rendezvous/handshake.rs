@@ -2,9 +2,9 @@
 //! a folder, or the caller's own store.
 //!
 //! Rank 0 chooses a nonce, and all keys of this run stand under it. Every other rank makes a random
-//! token, so no earlier run has left the same one. The rank leaves the token under the next number,
-//! with the nonces that it has tried in vain. Rank 0 answers with the nonce, under a key with that
-//! token. Rank 0 does not ask whose token it is, so ranks that take the world to have another size
+//! token, which no earlier run can have left in the store. The rank leaves the token under the next
+//! number, with the nonces that it has tried in vain. Rank 0 answers with the nonce, under a key
+//! with that token. Rank 0 does not ask whose token it is, so ranks that take the world to have another size
 //! get the nonce too, and the agreement that follows tells them.
 
 use std::sync::Arc;

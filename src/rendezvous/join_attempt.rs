@@ -27,8 +27,8 @@ const MOST_LOST: usize = 1 << 16;
 /// most nonces of failed joins that are kept.
 const MOST: usize = 64;
 
-/// The place of a join in the store. The place is given back when it is dropped before the join
-/// has succeeded, so the next try gets this number again. The next try needs this number because
+/// The number of a join in the store. The number is given back when this value is dropped before
+/// the join has succeeded, so the next try gets it again. The next try needs this number because
 /// the other ranks may not have begun this join at all.
 pub(super) struct JoinAttempt {
     /// The store that counts the joins.

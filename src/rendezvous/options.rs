@@ -29,8 +29,8 @@ pub enum Join {
     Auto,
     /// The process takes part in the join of a new world.
     New,
-    /// The process joins a running job where one runs. Otherwise the process takes part in the
-    /// join of a new world, because a process may have ended before its job had started.
+    /// The process joins the running job. Where no job has run yet, it takes part in the join of a
+    /// new world. Where the job has ended, the join fails with `DM_STATUS_INVALID_STATE`.
     Running,
 }
 

@@ -94,7 +94,7 @@ static void refusals(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "len_out is NULL", plan(kDealt, 8, kShape, 2, NULL, ranks, report, 64, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "dimension 1 has size 0", plan(kDealt, 8, none, 2, NULL, ranks, NULL, 0, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "has 9 ranks, but there are 8", plan(kDealt, 8, nine, 1, NULL, ranks, NULL, 0, NULL));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "larger than 2^64", plan(kDealt, 8, huge, 3, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "does not fit into 64 bits", plan(kDealt, 8, huge, 3, NULL, ranks, NULL, 0, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "world_size is 0", plan(kDealt, 0, NULL, 0, NULL, ranks, NULL, 0, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "world_size is", plan(kDealt, -1, kShape, 2, NULL, ranks, NULL, 0, NULL));
   CHECK(length == 77);

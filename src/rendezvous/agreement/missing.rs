@@ -106,7 +106,7 @@ impl Round {
         let wait = Wait { watch: None, ..of_caller.with_deadline(soon) };
         let who = match self.absent(|position| self.here(phase, position), soon, &wait) {
             Ok(absent) if !absent.ranks.is_empty() => ranges(&absent.ranks),
-            Ok(_) => "ranks that are here, but have got no further,".to_owned(),
+            Ok(_) => "ranks that have come but got no further".to_owned(),
             Err(_) => "other ranks (the store does not say which)".to_owned(),
         };
         log::warn!(

@@ -134,7 +134,8 @@ impl Round {
         }
     }
 
-    /// Returns the key that stands there once every rank but the one that serves has read.
+    /// Returns the key that is in the store once every rank has read the verdict, except the rank
+    /// that serves the store.
     fn all_have_read(&self, phase: &str) -> String {
         self.key(phase, &format!("read/{}", self.membership.members.len() - 1))
     }

@@ -76,8 +76,8 @@ pub(super) const MPI: [Family; 4] = [
     },
 ];
 
-/// The step's variable comes first, because SLURM_NTASKS may be that of a job whose step has fewer
-/// tasks.
+/// The step's variable comes first, because SLURM_NTASKS may count the tasks of the whole job, and
+/// the step may have fewer.
 pub(super) const SLURM: Family = Family {
     launcher: "Slurm",
     rank: "SLURM_PROCID",

@@ -75,7 +75,7 @@ impl FileStore {
             Error::store(format!("the store's folder {} {what}: remove it, or name another path", folder.display()))
         };
         if !there.is_dir() {
-            return Err(refused(format!("is a {}, which is not followed", kind(&there))));
+            return Err(refused(format!("is a {}, not a folder", kind(&there))));
         }
         let store = FileStore {
             name: format!("file://{}", path.display()),

@@ -96,7 +96,7 @@ pub mod op {
     pub const HANDSHAKE: u8 = 104;
     /// counter, i64 amount, i64 last, key, value; replies with the i64 sum. Adds to the counter, as
     /// ADD does. When the sum is `last`, the value is stored under the key unless one stands there.
-    /// A server knows it where [`COUNT_KEY`](super::COUNT_KEY) exists.
+    /// A server carries out this operation if [`COUNT_KEY`](super::COUNT_KEY) exists there.
     pub const COUNT: u8 = 105;
 }
 

@@ -48,8 +48,9 @@ pub(in crate::rendezvous) const LOOKED_BACK: i64 = 64;
 ///
 /// Every method may be called from several threads at once. A deadline that has passed is
 /// `DM_STATUS_TIMEOUT`. A raised cancel flag is `DM_STATUS_ABORTED` (within about
-/// [`crate::wait::CANCEL_SLICE`]). Everything else that goes wrong is `DM_STATUS_STORE`, with the
-/// store's [`name`](Store::name) in the message.
+/// [`crate::wait::CANCEL_SLICE`]). A lack of descriptors or memory is `DM_STATUS_EXHAUSTED`.
+/// Everything else that goes wrong is `DM_STATUS_STORE`, with the store's [`name`](Store::name) in
+/// the message.
 pub trait Store: Send + Sync {
     /// Stores `value` under `key`, in place of what was there. This method may return before the
     /// store has the value, but operations of one handle take effect in order.
@@ -104,8 +105,8 @@ pub trait Store: Send + Sync {
     /// Removes `key`. It is no error when the key is not there.
     fn delete(&self, key: &str, wait: &Wait) -> Result<()>;
 
-    /// Removes keys that nobody needs any more, soon. Errors do not matter. `wait` is not used up
-    /// where the store can remove them together with the next operation.
+    /// Removes keys that nobody needs any more, soon. Errors do not matter. A store that can remove
+    /// the keys together with its next operation does not wait.
     fn forget(&self, keys: Vec<String>, wait: &Wait) {
         for key in keys {
             let _ = self.delete(&key, wait);

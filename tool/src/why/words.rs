@@ -162,7 +162,7 @@ impl Verdict<'_> {
                 let all = if ranks.len() == self.groups[*group].members.len() { "all of " } else { "" };
                 let since = self.since(finding);
                 format!(
-                    "{all}{culprits} {has} been in {call}{since}, and no rank is missing: it moves data, or the network is stuck"
+                    "{all}{culprits} {has} been in {call}{since}, and no rank is missing: the call moves data, or the network is stuck"
                 )
             }
             Kind::Elsewhere => self.elsewhere(finding, &culprits, &call),

@@ -61,7 +61,8 @@ impl SlowTurn {
         move |waited| {
             let absent = known.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
             let whom = match absent.is_empty() {
-                true => "all ranks of the mesh have come, and it waits for replacements or for the decision".to_owned(),
+                true => "all ranks of the mesh have come, and this rank waits for replacements or for the decision"
+                    .to_owned(),
                 false => format!("{} did not come", ranges(&absent)),
             };
             let message = format!("rank {me} has waited in {call} for {:.1} s: {whom}", waited.as_secs_f64());
