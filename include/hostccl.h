@@ -233,10 +233,11 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeR
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
 /* Makes a communicator of the ranks of comm and of new ones, nRanks together. The ranks of comm pass
  * rank -1 and keep their ranks. The one that has made the id passes it, and the others pass NULL.
- * New ranks pass NULL as comm, the id, and a rank from the size of comm on. If config is NULL, the
- * configuration of comm applies, without its name. With blocking = 0 it returns ncclInProgress at
- * once, and ncclCommGetAsyncError of newcomm tells when it is done. comm can be used afterwards, or
- * destroyed. When a rank of comm has died, all ranks get ncclRemoteError. Collective. */
+ * New ranks pass NULL as comm, the id, and a rank that is not less than the size of comm. If config
+ * is NULL, the configuration of comm applies, without its name. With blocking = 0 it returns
+ * ncclInProgress at once, and ncclCommGetAsyncError of newcomm tells when it is done. comm can be
+ * used afterwards, or destroyed. When a rank of comm has died, all ranks get ncclRemoteError.
+ * Collective. */
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm,
                           ncclConfig_t *config);
 
@@ -251,7 +252,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 /* Ends the use of comm. It returns when no call of this rank is under way. Later operations are
  * refused, so ncclCommDestroy is the next call. Local. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
-/* Frees comm without waiting for peers. A peer that still needs this rank gets ncclRemoteError.
+/* Frees comm, and waits for no call of a peer. Over several hosts it waits until its last messages
+ * are safe, for two seconds at most. A peer that still needs this rank gets ncclRemoteError.
  * Local. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 /* Frees comm and ends its calls on every rank. Blocked calls of this process return
@@ -363,9 +365,9 @@ extern "C" {
 
 /* ---- beyond NCCL ------------------------------------------------------------------------------------------------- */
 
-/* Makes an id as ncclGetUniqueId does, for ranks of which the caller knows where they are. With
- * hosts 0 all ranks share memory, and no socket is opened. With hosts 1 they do not, and the ranks
- * meet over the network at once. Local. */
+/* Makes an id as ncclGetUniqueId does, where the caller knows whether all ranks are on one host.
+ * With hosts 0 all ranks share memory, and no socket is opened. With hosts 1 they do not, and the
+ * ranks meet over the network at once. Local. */
 ncclResult_t hostcclGetUniqueIdFor(ncclUniqueId *uniqueId, int hosts);
 
 /* Writes the rank of comm that was found dead or gone, or the first rank that did not come in

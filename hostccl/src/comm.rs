@@ -73,7 +73,8 @@ pub(crate) struct Comm {
     /// segment names another rank or none; -1 for none.
     found_lost: AtomicI32,
     /// A failure of this rank that happened while another rank was writing its own failure to the
-    /// segment. It counts until the other failure is written.
+    /// segment. From then on all errors of this rank tell of this failure, even after the other
+    /// failure is written.
     local_failure: OnceLock<Error>,
     /// How long a wait without progress may last, in milliseconds; 0 for the time of the process's
     /// environment.
@@ -439,7 +440,8 @@ impl Comm {
         }
     }
 
-    /// Returns a second word that changes when the blocker goes away, and what it held.
+    /// Returns a second word that changes when the blocker goes away, and the value that the
+    /// operation saw in that word.
     pub(crate) fn second_event(&self, blocker: Blocker) -> Option<Watch<'_>> {
         match (blocker, &self.span) {
             (Blocker::To { peer, order }, _) => {

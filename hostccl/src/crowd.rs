@@ -23,7 +23,7 @@ impl Processors {
 }
 
 /// How many ranks are known to share this machine, and how many processors they have together.
-/// Both are those of a communicator, or those of the larger one from which it was made.
+/// Both numbers count one communicator, or the larger communicator from which it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Crowd {
     /// The number of ranks.

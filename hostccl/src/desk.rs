@@ -90,7 +90,8 @@ impl Desk {
             let desk = Arc::new(Desk {
                 wire: wire.clone(),
                 reading: Mutex::new(()),
-                // It differs from the word, so that the first look takes the news that there are.
+                // It differs from the word, so that the first look takes the news that has come
+                // already.
                 seen: AtomicU32::new(wire.moved().value().wrapping_sub(1)),
                 state: Mutex::default(),
             });
@@ -126,8 +127,8 @@ impl Desk {
         kept.iter().for_each(|notice| member.hear(notice));
     }
 
-    /// Notes that a rank of this process has left a communicator. The desk tells so to peers that
-    /// ask for the rank, also after the communicator was freed.
+    /// Notes that a rank of this process has left a communicator. The desk tells this to peers that
+    /// ask about the rank, even after the communicator was freed.
     pub(crate) fn note_left(&self, comm: u64, rank: usize) {
         let mut state = self.lock();
         if state.left.len() == MOST_LEFT {

@@ -12,14 +12,20 @@ use crate::remote_message::{self, Unfit, messages_to_me};
 use crate::types::*;
 
 /// Says in errors what to do about two names that share a communicator.
-const SHARED: &str = "which share one communicator; call along them in one order on all ranks, or give one of them a communicator of its own (DM_DIM_OWN_COMM)";
+const SHARED: &str = "the two names share one communicator: call along them in one order on all ranks, or give one of them a communicator of its own (DM_DIM_OWN_COMM)";
+
+/// Returns the message for calls under two names that share a communicator, where this rank has
+/// waited for so long.
+fn no_match(calls: &str, millis: u128) -> String {
+    format!("{calls}: no matching call came within {millis} ms; {SHARED}")
+}
 
 /// Ends the communicator because `call` of this rank has waited for `timeout` without any progress.
 /// Returns the error that ended it.
 pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &str) -> Error {
     let millis = timeout.as_millis();
     let different_names = |(calls, blame): (String, Blame)| {
-        let message = format!("{calls}, {SHARED}: nothing that fits came within {millis} ms");
+        let message = no_match(&calls, millis);
         comm.fail_whole(ncclInvalidUsage, blame, &message, "")
     };
     let with_peer = |calls: String, peer: usize| (calls, comm.whole_blame(Blame::of([comm.rank, peer])));
@@ -41,7 +47,7 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
             Some(Unfit::BothSend) => return both_send(comm, [comm.whole().0, peer], timeout, call),
             Some(Unfit::OtherName(stream)) => {
                 let calls = remote_message::different_names(comm, peer, tag, stream);
-                let message = format!("{calls}, {SHARED}: nothing that fits came within {millis} ms");
+                let message = no_match(&calls, millis);
                 let blame = Blame::of([comm.whole().0, peer]);
                 return comm.fail_whole(ncclInvalidUsage, blame, &message, "");
             }
@@ -85,9 +91,9 @@ const OTHERS_TELL: Duration = Duration::from_secs(1);
 /// Whether a call that has waited for `over` longer than its `timeout` fails now. On one host it
 /// does. Over several hosts, a rank asks the rank for which it waits (the blocker). If the blocker
 /// waits for another rank, it can name the missing rank, so this rank waits until the blocker's
-/// time is up. That time may end later than this rank's time, because the blocker may have made
-/// progress later, but by `timeout` at most where the ranks have one timeout. So no rank is blamed
-/// only because it waits for the missing rank.
+/// time is up. The blocker's time may end later than this rank's time, because the blocker may have
+/// made progress later. If all ranks have one timeout, it ends at most `timeout` later. So no rank
+/// is blamed only because it waits for the missing rank.
 pub(crate) fn is_due(comm: &Comm, blocker: Blocker, timeout: Duration, over: Duration) -> bool {
     let Some(span) = &comm.span else { return true };
     let (asked, evident) = match blocker {
@@ -124,7 +130,7 @@ fn has_sent(comm: &Comm, peer: usize) -> bool {
 fn both_send(comm: &Comm, ranks: [usize; 2], timeout: Duration, call: &str) -> Error {
     let [me, peer] = ranks.map(|rank| comm.labels.rank(rank, None));
     let message = format!(
-        "{me} and {peer} both send to each other and neither receives, for {} ms: put the send and the receive of each into one group",
+        "{me} and {peer} have both been sending to each other for {} ms, and neither receives: put the send and the receive of each into one group",
         timeout.as_millis()
     );
     comm.fail_whole(ncclInvalidUsage, Blame::of(ranks), &message, call)

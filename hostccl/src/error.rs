@@ -83,13 +83,14 @@ impl Error {
         self.waited
     }
 
-    /// The first rank that was found lost or late. A wrong call is no reason to miss a rank.
+    /// The first rank that was found lost or late. Returns `None` for `ncclInvalidUsage`, because a
+    /// rank that made a wrong call is not lost.
     pub(crate) fn lost(&self) -> Option<usize> {
         let first = self.blame.lost.first().or(self.blame.ranks.first()).copied();
         first.filter(|_| self.code != ncclInvalidUsage)
     }
 
-    /// Returns this error with the call that met it in front of the message.
+    /// Returns this error with `call`, which met the error, in front of the message.
     pub(crate) fn within(mut self, call: &str) -> Error {
         self.message = format!("{call}: {}", self.message);
         self

@@ -40,8 +40,8 @@ impl<'a, T> Flow<'a, T> {
     }
 }
 
-/// Waits until `test` answers `None`. Before, `test` answers what to wait for. Fails when `test`
-/// fails.
+/// Waits until `test` answers `None`. Until then, the answer of `test` says what to wait for. Fails
+/// when `test` fails.
 pub(crate) async fn wait(mut test: impl FnMut() -> Result<Option<Poll>>) -> Result<()> {
     poll_fn(|_| match test() {
         Ok(None) => task::Poll::Ready(Ok(())),

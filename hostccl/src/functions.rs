@@ -16,8 +16,8 @@ macro_rules! for_each_function {
             /// Makes an id that starts one communicator. The calling process must live until
             /// `ncclCommInitRank` is done on every rank. Local.
             fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> ncclResult_t;
-            /// Extension: makes an id as `ncclGetUniqueId` does, for ranks of which the caller
-            /// knows where they are. With `hosts` 0 all ranks share memory, and no socket is
+            /// Extension: makes an id as `ncclGetUniqueId` does, where the caller knows whether
+            /// all ranks are on one host. With `hosts` 0 all ranks share memory, and no socket is
             /// opened. With `hosts` 1 they do not, and the ranks meet over the network at once.
             /// Local.
             fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: c_int) -> ncclResult_t;
@@ -57,10 +57,10 @@ macro_rules! for_each_function {
             ) -> ncclResult_t;
             /// Ends the calls under way on `comm`, on all ranks. Blocked calls return
             /// `ncclRemoteError`. It returns when no call of this rank is under way. Afterwards
-            /// this rank may split, shrink, destroy and abort `comm`. Everything else is refused
-            /// with `ncclInvalidUsage`, a second call and `ncclCommFinalize` with
-            /// `ncclInvalidArgument`. The other ranks call it as well before they split or shrink
-            /// `comm`. `flags` is 0. Does not wait for other ranks.
+            /// this rank may split, shrink, destroy and abort `comm`. A second `ncclCommRevoke` and
+            /// `ncclCommFinalize` are refused with `ncclInvalidArgument`. All other operations are
+            /// refused with `ncclInvalidUsage`. The other ranks call it as well before they split
+            /// or shrink `comm`. `flags` is 0. Does not wait for other ranks.
             fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
             /// Makes the id by which new ranks come to the next `ncclCommGrow` of `comm`. One rank
             /// of `comm` calls this, and lives until the growth is done. The rank can make another
@@ -69,9 +69,9 @@ macro_rules! for_each_function {
             /// Makes a communicator of the ranks of `comm` and of new ones, `nranks` together. The
             /// ranks of `comm` pass `rank` -1 and keep their ranks; the rank that has made the id
             /// passes it, and the others NULL. New ranks pass NULL as `comm`, the id, and a rank
-            /// from the size of `comm` on. With `blocking = 0` it returns `ncclInProgress` at once,
-            /// and `ncclCommGetAsyncError` of `new_comm` tells when it is done. `comm` can be used
-            /// afterwards. Collective over all ranks.
+            /// that is not less than the size of `comm`. With `blocking = 0` it returns
+            /// `ncclInProgress` at once, and `ncclCommGetAsyncError` of `new_comm` tells when it is
+            /// done. `comm` can be used afterwards. Collective over all ranks.
             fn ncclCommGrow(
                 comm: ncclComm_t, nranks: c_int, unique_id: *const ncclUniqueId, rank: c_int,
                 new_comm: *mut ncclComm_t, config: *mut ncclConfig_t
@@ -80,8 +80,9 @@ macro_rules! for_each_function {
             /// operations are refused. Local, because every operation has its result when it
             /// returns.
             fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
-            /// Frees `comm` without waiting for peers. A peer that still needs this rank gets
-            /// `ncclRemoteError`. Local.
+            /// Frees `comm`, and waits for no call of a peer. Over several hosts it waits until
+            /// its last messages are safe, for two seconds at most. A peer that still needs this
+            /// rank gets `ncclRemoteError`. Local.
             fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
             /// Frees `comm` and ends its calls on every rank. Blocked calls of this process return
             /// `ncclInternalError`, and blocked calls of the peers return `ncclRemoteError`. Local.
@@ -115,18 +116,19 @@ macro_rules! for_each_function {
                 waited_ms: *mut i64
             ) -> ncclResult_t;
             /// Extension: sets how long an operation of this rank may wait for its peers without
-            /// any progress, in milliseconds. Then the communicator ends with `ncclTimeout`. With 0
-            /// the value of `HOSTCCL_TIMEOUT_MS` applies. It holds for splits and shrinks of `comm`
-            /// while they are made. Where it is set while `comm` itself is being made, it is the
-            /// time for the whole making, with or without progress. Local.
+            /// any progress, in milliseconds. After that time the communicator ends with
+            /// `ncclTimeout`. With 0 the value of `HOSTCCL_TIMEOUT_MS` applies. The time also holds
+            /// for splits and shrinks of `comm` while they are made. Where it is set while `comm`
+            /// itself is being made, it is the time for the whole making, with or without progress.
+            /// Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
             /// Extension: sets the numbers by which messages name the ranks of `comm`: their ranks
             /// in a larger set, one for each rank. The first numbers that are set stay.
             /// Communicators that are split or shrunk from `comm` inherit them. Local.
             fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> ncclResult_t;
             /// Extension: fails when `comm` has failed. It ends `comm` when another rank waits in a
-            /// collective that this rank has not begun and does not begin, because it is in `call`
-            /// instead. Both sides get `ncclInvalidUsage`. Local.
+            /// collective that this rank has not begun and does not begin, because this rank is in
+            /// `call` instead. Both sides get `ncclInvalidUsage`. Local.
             fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) -> ncclResult_t;
             /// Extension: makes the blocked calls of this rank on `comm` ask `question`, for the
             /// first time when they have waited for a quarter of a second without progress, and
@@ -208,8 +210,8 @@ macro_rules! for_each_function {
                 sendbuff: *const c_void, recvbuff: *mut c_void, recvcounts: *const usize, rdispls: *const usize,
                 datatype: ncclDataType_t, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Extension: reduces a block for each rank, and gives each rank its block: that of
-            /// rank `r` has `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on.
+            /// Extension: reduces a block for each rank, and gives each rank its block. The block
+            /// of rank `r` has `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on.
             /// The arrays are as in `hostcclAlltoAllv`. In place when `recvbuff == sendbuff +
             /// sdispls[rank]`. Collective.
             fn hostcclReduceScatterv(

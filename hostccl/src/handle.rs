@@ -21,8 +21,8 @@ use crate::types::*;
 /// The object for which a live token stands.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    /// The rank that the caller gave. It is 0 for a communicator that is made of another one, whose
-    /// rank is known once it is made.
+    /// The rank that the caller gave. It is 0 where the communicator is made from another one,
+    /// because this rank's number is known only afterwards.
     rank: c_int,
     /// The number of ranks that the caller gave; 0 for a communicator that is made of another one.
     nranks: c_int,
@@ -42,7 +42,8 @@ pub(crate) struct Handle {
     failed: AtomicBool,
     /// How long the making of the communicator may wait without progress, in milliseconds; 0 where
     /// it is not set. The communicator gets the value when it is made. The lock is held until the
-    /// communicator has the value, so that it does not get an earlier one after a later one.
+    /// communicator has the value. Otherwise the communicator could get an old value after a new
+    /// one.
     timeout_millis: Mutex<u64>,
     /// The error of the first call that failed in the background.
     error: Mutex<Option<Error>>,
@@ -112,7 +113,8 @@ impl Handle {
     /// Returns the communicator, or `None` while a call on the handle is in progress in the
     /// background.
     fn comm_unless_in_progress(&self) -> Result<Option<&Arc<Comm>>> {
-        // Read before the failure: a call that fails between the two counts as in progress here.
+        // `in_progress` is read before the failure. So a call that fails between the two reads
+        // counts as in progress.
         let busy = self.in_progress();
         self.check()?;
         Ok(self.comm.get().filter(|_| !busy))
@@ -202,7 +204,7 @@ impl Handle {
         }
     }
 
-    /// Returns the rank that was found lost or late, by a call in the background too.
+    /// Returns the rank that a call found lost or late, including calls in the background.
     pub(crate) fn lost_rank(&self) -> Option<usize> {
         let in_background = lock(&self.error).as_ref().and_then(Error::lost);
         in_background.or_else(|| self.comm.get()?.lost_rank())

@@ -29,8 +29,8 @@ const SUM: usize = 120;
 pub(crate) enum Hosts {
     /// All ranks are on the maker's host. Nobody serves the id.
     One,
-    /// The ranks may be on any hosts. Those that can open the maker's segment meet there, and go on
-    /// with the others when one comes that cannot.
+    /// The ranks may be on any hosts. Ranks that can open the maker's segment meet in it. When a
+    /// rank arrives that cannot open it, all ranks register with the maker.
     Unknown,
     /// The ranks are on several hosts, so they register with the maker at once.
     Several,
@@ -258,7 +258,7 @@ impl Id {
         let (pid, fd) = (self.creator.pid, self.fd);
         segment::open(pid, fd, self.token)?.ok_or_else(|| {
             Error::usage(format!(
-                "the unique id is used up or its segment is gone (process {pid}, descriptor {fd}): one id starts one communicator, and its creator lives until all ranks have joined"
+                "the unique id is used up or its segment is gone (process {pid}, descriptor {fd}): one id starts one communicator, and the process that made the id must live until all ranks have joined"
             ))
         })
     }

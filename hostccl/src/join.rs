@@ -200,7 +200,8 @@ impl Join {
         }
     }
 
-    /// Returns the communicator once all ranks have arrived.
+    /// Returns the communicator once this rank has its seat. All ranks have arrived only when
+    /// `poll` has answered [`Poll::Done`].
     pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
         self.comm.clone()
     }

@@ -53,9 +53,9 @@ impl Labels {
         }
     }
 
-    /// Returns the error for the ranks that join this communicator: it names `rank`, which is this
-    /// process, where the operating system has refused it something. An error that names a rank
-    /// already stays as it is.
+    /// Returns the error for the ranks of this communicator. If the operating system has refused
+    /// something to `rank`, which is this process, the error names `rank`. An error that names a
+    /// rank already stays as it is.
     pub(crate) fn refused(&self, rank: usize, error: Error) -> Error {
         if error.code() != ncclSystemError || error.lost().is_some() {
             return error;

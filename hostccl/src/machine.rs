@@ -125,11 +125,11 @@ fn limit(resource: i32) -> Option<u64> {
 /// and what to do. Returns `None` where they can.
 pub fn broken_proc() -> Option<String> {
     let me = std::process::id();
-    let need = "the ranks on host memory find each other there";
+    let need = "the ranks on host memory find each other through /proc";
     match std::fs::read_link("/proc/self") {
         Ok(link) if link.as_os_str() == me.to_string().as_str() => None,
         Ok(link) => Some(format!(
-            "/proc belongs to another process-id namespace (it calls this process {}, which is {me}), and {need}: mount this one's (mount -t proc proc /proc)",
+            "/proc belongs to another process-id namespace (there this process is {}, here it is {me}), and {need}: mount the /proc of this namespace (mount -t proc proc /proc)",
             link.display()
         )),
         Err(error) => {
@@ -146,7 +146,7 @@ pub(crate) fn denied(owner: u32, error: &io::Error) -> String {
     let mine = unsafe { libc::geteuid() };
     match user_of(owner) {
         Some(theirs) if theirs != mine => format!(
-            "process {owner} runs as user {theirs} and this one (pid {me}) as user {mine}, which may not open its shared memory ({error}): run all ranks of a job as one user"
+            "process {owner} runs as user {theirs} and this one (pid {me}) as user {mine}, which may not open the shared memory of process {owner} ({error}): run all ranks of a job as one user"
         ),
         _ => format!(
             "process {owner} does not let this one (pid {me}, user {mine}) open its shared memory ({error}): the ranks of a job must be dumpable (prctl PR_SET_DUMPABLE, set-user-id programs, file capabilities) and have the same capabilities, and a security module (SELinux, AppArmor) must let them trace each other"

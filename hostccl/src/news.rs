@@ -31,10 +31,10 @@ const OTHERS_TELL: Duration = Duration::from_millis(250);
 /// as lost. The kernel sends a lost packet again after 200 ms at the earliest, and both the
 /// question and the answer may need that.
 const OTHERS_ANSWER: Duration = Duration::from_millis(450);
-/// How long after its first loss a rank waits for what further hosts say that have lost processes
-/// meanwhile, so that all of the losses are blamed together.
+/// After its first loss, a rank waits at most this long for reports from other hosts that have also
+/// lost processes, so that one error blames all lost ranks.
 const ALL_HOSTS_TELL: Duration = Duration::from_millis(700);
-/// The pause between two looks at the news meanwhile.
+/// The pause between two looks at the news while a rank waits for such reports.
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a rank asks the rank for which it waits whether that rank is still there.
 const ASK_AGAIN: Duration = Duration::from_secs(1);

@@ -25,8 +25,8 @@ pub(crate) trait Operation {
         None
     }
 
-    /// How long the operation may wait without progress, where its handle says so and the
-    /// communicator does not have the time yet. It goes before `HOSTCCL_TIMEOUT_MS`.
+    /// How long the operation may wait without progress, where its handle sets a time that the
+    /// communicator does not have yet. This time takes precedence over `HOSTCCL_TIMEOUT_MS`.
     fn timeout(&self) -> Option<Duration> {
         None
     }

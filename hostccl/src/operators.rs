@@ -70,7 +70,9 @@ impl Operators {
             .ok()
             .and_then(|raw| raw.checked_sub(FIRST_OPERATOR))
             .and_then(|index| operators.get(index).copied().flatten())
-            .ok_or_else(|| Error::argument(format!("op {raw} is none of 0..4 nor made for this communicator")))?;
+            .ok_or_else(|| {
+                Error::argument(format!("op {raw} is not in 0..=4, and was not made for this communicator"))
+            })?;
         if operator.dtype != dtype {
             return Err(Error::argument(format!(
                 "op {raw} was made for {}, the call is for {}",

@@ -17,7 +17,7 @@ const QUIET: Duration = Duration::from_millis(50);
 /// The longest time for which a call that has found a peer's end waits for the ends of others.
 const LONGEST_SETTLING: Duration = Duration::from_millis(250);
 
-/// The pause between two looks at the peers meanwhile.
+/// The pause between two looks at the peers while a call waits for further ends.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The most ranks that a message describes one by one.
@@ -219,7 +219,7 @@ impl Comm {
             return error;
         }
         self.note_lost(first);
-        let message = format!("{} has not come here either: {}", self.labels.ranks(missing), error.message());
+        let message = format!("{} did not come here either: {}", self.labels.ranks(missing), error.message());
         Error::new(ncclTimeout, message).by(Blame::of(missing.iter().copied()))
     }
 }

@@ -149,7 +149,7 @@ impl Process {
             return process;
         }
         watched.retain(|_, process| process.strong_count() > 0);
-        // The number may belong to another process since before the descriptor was opened.
+        // When the descriptor was opened, the number may have belonged to another process already.
         let may_hold = HELD.load(Ordering::Relaxed) < MOST_HELD;
         let pidfd = may_hold.then(|| Private::open(|| pidfd_open(id.pid)).ok()).flatten().filter(|_| id.lives());
         // Only the thread that holds the lock counts up, so the number does not pass the limit.

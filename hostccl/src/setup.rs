@@ -32,7 +32,8 @@ impl Out {
 /// An operation that makes a communicator. The caller gets the communicator's handle when the
 /// operation begins.
 pub(crate) trait InitOperation: Operation + Send {
-    /// Returns the communicator once all ranks have arrived.
+    /// Returns the communicator once this rank has its seat. All ranks have arrived only when
+    /// `poll` has answered [`Poll::Done`].
     fn joined(&self) -> Option<Arc<Comm>>;
 
     /// Sets how long the rank waits, if the handle of the new communicator has a timeout.

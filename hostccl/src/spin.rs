@@ -103,11 +103,11 @@ impl Spinning {
 /// number of such waits grows with each further slow yield.
 ///
 /// Where there is a processor for each rank, a yield that no other thread takes returns at once.
-/// Then polling for about as long as a wake-up from an idle processor takes delays nobody. Once
-/// another thread has run, this rank sleeps, and the kernel wakes it on a processor that is free.
-/// Where the ranks outnumber the processors, a rank in a collective sleeps early, so that an idle
-/// processor can take a waiting rank. A rank that waits for a message yields more often, because
-/// it waits for one rank only.
+/// Then the thread can poll for as long as a wake-up from an idle processor lasts, and delays
+/// nobody. Once another thread has run, this rank sleeps, and the kernel wakes it on a processor
+/// that is free. Where the ranks outnumber the processors, a rank in a collective sleeps early, so
+/// that an idle processor can take a waiting rank. A rank that waits for a message yields more
+/// often, because it waits for one rank only.
 ///
 /// In a meeting of several hosts, a rank that shares its processor yields more often before it
 /// sleeps. The other ranks need several turns until the messages have come, and each of their

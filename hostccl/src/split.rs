@@ -1,8 +1,8 @@
 //! `ncclCommSplit`: the ranks of a communicator make a smaller one for each colour.
 //!
 //! Every rank of the parent posts its colour and key. The first rank of each colour makes a
-//! segment, and the other ranks of that colour join it. This takes three steps of the parent, then
-//! a join.
+//! segment, and the other ranks of that colour join it. This takes three stages, which end two
+//! steps of the parent, and then a join.
 
 mod spanning;
 

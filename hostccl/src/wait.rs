@@ -277,7 +277,7 @@ impl Wait {
         }
     }
 
-    /// Whether this thread may first poll calls that something has reached over the wire, and
+    /// Whether this thread may poll its calls first, because something has come over the wire, and
     /// check the peers and the time later. The thread checks them at least once in each [`SLICE`].
     fn may_look_later(&mut self) -> bool {
         let now = Instant::now();

@@ -72,7 +72,8 @@ impl Comm {
             let state = self.remote.as_ref()?.lock();
             return state.waits.get(&rank).filter(|waits| waits.said.elapsed() <= within).map(|waits| waits.until);
         }
-        // This looks at every seat, so that a later call knows which ranks still wait.
+        // Every seat is read, also after one whose rank does not wait, because the reading records
+        // when each note last changed.
         let until: Vec<Option<Instant>> =
             self.missing_seats(blocker).into_iter().map(|seat| self.seat_waits_until(seat)).collect();
         until.into_iter().collect::<Option<Vec<Instant>>>()?.into_iter().max()

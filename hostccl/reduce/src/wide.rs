@@ -68,8 +68,9 @@ macro_rules! wide {
 }
 
 // A quotient of a sum of 8-bit integers is below 2^8. If it is no integer, it differs from the next
-// integer by at least 2^-15, because there are at most 2^15 inputs. An f32 errs by less there, and
-// the sum is below 2^23. So truncating the f32 quotient is exact, and it vectorises.
+// integer by at least 2^-15, because there are at most 2^15 inputs. The rounding error of an f32 is
+// smaller than 2^-15 there, and the sum is below 2^23. So truncating the f32 quotient is exact, and
+// it vectorises.
 wide! {
     /// `i8` with sums in `i32`.
     WideI8, i8, i32, |sum, inputs| (sum as f32 / inputs as f32) as i32;

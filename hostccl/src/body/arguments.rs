@@ -31,7 +31,7 @@ pub(super) fn named(
 
 /// Returns the element type of that number.
 pub(super) fn data_type(raw: ncclDataType_t) -> Result<DataType> {
-    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is none of 0..11")))
+    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is not in 0..=11")))
 }
 
 /// Returns a root as a rank.
@@ -55,7 +55,7 @@ pub(super) fn check_peer(peer: i32, nranks: usize) -> Result<usize> {
 pub(super) fn check_buffer<T>(name: &str, buffer: *mut T, count: usize, needed: bool) -> Result<*mut u8> {
     match (buffer.is_null(), needed && count > 0) {
         (false, _) => Ok(buffer.cast()),
-        (true, true) => Err(Error::argument(format!("{name} is NULL, {count} elements are wanted there"))),
+        (true, true) => Err(Error::argument(format!("{name} is NULL, but the call needs {count} elements there"))),
         (true, false) => Ok(std::ptr::NonNull::<u64>::dangling().as_ptr().cast()),
     }
 }

@@ -45,8 +45,8 @@ pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: 
 }
 
 /// Begins a call that makes a communicator with ranks that have no parent: an init, or a growth. It
-/// checks `nranks` and the environment, and sets `*comm` to NULL, which stays until the communicator
-/// is made. Messages call the parameter `name`.
+/// checks `nranks` and the environment, and sets `*comm` to NULL. The NULL stays if an argument is
+/// wrong. Messages call the parameter `name`.
 ///
 /// # Safety
 /// `comm` is NULL, or can be written.

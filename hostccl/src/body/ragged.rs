@@ -30,7 +30,7 @@ impl Lists {
     /// The arrays are NULL or have `nranks` numbers.
     unsafe fn read(self, nranks: usize, dtype: DataType) -> Result<Vec<Block>> {
         if self.counts.is_null() {
-            return Err(Error::argument(format!("{} is NULL, {nranks} counts are wanted there", self.name)));
+            return Err(Error::argument(format!("{} is NULL, but the call needs {nranks} counts there", self.name)));
         }
         // SAFETY: this function's contract.
         let list = |at: *const usize| unsafe { std::slice::from_raw_parts(at, nranks) };

@@ -218,7 +218,7 @@ impl Client {
             return Err(Error::new(
                 ncclRemoteError,
                 format!(
-                    "the unique id is used up, or the process that made it has gone: nobody listens at {} ({error}); one id starts one communicator, and its creator lives until all ranks have joined",
+                    "the unique id is used up, or the process that made it has gone: nobody listens at {} ({error}); one id starts one communicator, and the process that made the id must live until all ranks have joined",
                     self.address
                 ),
             ));

@@ -345,7 +345,7 @@ impl Meeting {
         };
         let first = &self.differ[0].0;
         let message = format!(
-            "rank {} (pid {}) came with nranks {}, {} with {agreed}",
+            "rank {} (pid {}) passed nranks {}, but {} passed {agreed}",
             first.rank,
             first.process.pid,
             first.nranks,

@@ -176,6 +176,6 @@ fn the_smaller_side_of_other_numbers_is_to_blame() {
     register(&mut meeting, 2, 3);
     meeting.tick(Instant::now());
     let error = failure(&mut meeting);
-    assert_eq!(error.message(), "rank 1 (pid 101) came with nranks 4, ranks 0, 2 with 3");
+    assert_eq!(error.message(), "rank 1 (pid 101) passed nranks 4, but ranks 0, 2 passed 3");
     assert_eq!((error.code(), &error.blame().ranks[..]), (ncclInvalidUsage, &[1][..]));
 }

@@ -23,10 +23,10 @@ pub(crate) struct Collective {
     descriptor: Descriptor,
     /// The call's turn on this rank, and the ranks' agreement that it is this call's turn.
     admission: Admission,
-    /// Whether some rank may not have ended the step before the next stage.
+    /// Whether this rank must first wait until all ranks have ended the step before the next stage.
     waiting: bool,
-    /// Whether the call has begun. It may wait for its turn since then. A failure that happens
-    /// meanwhile is its own.
+    /// Whether the call was polled before. A failure at the first poll belongs to an earlier call.
+    /// A later failure belongs to this call, even while it waits for its turn.
     has_begun: bool,
 }
 

@@ -10,11 +10,11 @@ use crate::error::Result;
 use crate::poll::Poll;
 
 /// A collective among the seats of one host. It has no turn and no agreement of its own, because
-/// the whole call has them. Its roots and counts are those of seats.
+/// the whole call has them. Its root is a seat, and its counts are listed by seat.
 pub(crate) struct Part {
     /// The work of this rank, and the stage in which it is.
     work: Stages,
-    /// Whether some rank may not have ended the step before the next stage.
+    /// Whether this rank must first wait until all ranks have ended the step before the next stage.
     waiting: bool,
     /// Whether the part is done.
     is_done: bool,

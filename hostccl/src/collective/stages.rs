@@ -11,7 +11,7 @@ use crate::error::Result;
 
 /// The work of one rank in a collective.
 pub(super) struct Stages {
-    /// The rank moves and reduces its data by these.
+    /// The arguments, the buffers, and the functions that move and reduce this rank's data.
     pub(super) moves: Moves,
     /// The number of the stage in which the rank is.
     pub(super) stage: usize,
@@ -155,7 +155,8 @@ impl Stages {
         unsafe { ragged.stage(&self.moves.comm, &self.moves.call, chunk, self.moves.slot(self.moves.comm.rank, chunk)) }
     }
 
-    /// Copies or reduces a chunk of such a collective from the slots of the other ranks.
+    /// Copies or reduces a chunk of a collective in which each rank has a count of its own from the
+    /// slots of the other ranks.
     unsafe fn take_ragged(&mut self, chunk: usize) {
         let mut inputs = std::mem::take(&mut self.moves.inputs);
         if let Some(ragged) = &self.ragged {

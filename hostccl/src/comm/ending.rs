@@ -53,7 +53,7 @@ impl Comm {
             self.check_aborted()?;
             if let Some(timeout) = timeout.filter(|timeout| began.elapsed() >= *timeout) {
                 let message = format!(
-                    "a call of another thread of {} on {} was under way for {} ms",
+                    "a call of another thread of {} on {} is still under way after {} ms",
                     self.label(self.rank),
                     self.name(),
                     timeout.as_millis()

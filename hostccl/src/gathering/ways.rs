@@ -11,9 +11,9 @@
 //! their calls differ. When a host in the ring receives a record of a direct exchange, it leaves the
 //! ring: it sends its own record to all hosts to which it has sent nothing, and waits for a record
 //! of each host from which it has none. When a host that exchanges directly receives a message of
-//! the ring, it takes the first record, which is the sender's. So each host gets all heads. A host can complete the
-//! ring only if all hosts began in the ring, because a host that has left the ring passes no
-//! records on.
+//! the ring, it takes the first record, which is the sender's. So each host gets all heads. A host
+//! can complete the ring only if all hosts began in the ring, because a host that has left the ring
+//! passes no records on.
 
 use std::slice;
 

@@ -19,8 +19,8 @@ static REMOTE: Mutex<VecDeque<(u64, i32)>> = Mutex::new(VecDeque::new());
 
 /// The calling thread's call.
 struct ThisCall {
-    /// The number of the call in the recording. It is that of [`Entry::NONE`] where there is no
-    /// call, and for the calls of a group.
+    /// The number of the call in the recording. It is the number of [`Entry::NONE`] where there is
+    /// no call, and for the calls of a group.
     number: Cell<u64>,
     /// Whether the beginning of the call has a time.
     is_timed: Cell<bool>,

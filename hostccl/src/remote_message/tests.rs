@@ -174,7 +174,9 @@ fn two_ranks_that_both_send_are_told_so() {
             });
             for error in both.map(|thread| thread.join().unwrap()) {
                 assert_eq!(error.code(), ncclInvalidUsage, "{}", error.message());
-                assert!(error.message().contains("both send to each other and neither receives, for 300 ms"));
+                assert!(
+                    error.message().contains("have both been sending to each other for 300 ms, and neither receives")
+                );
             }
         });
     }

@@ -191,8 +191,8 @@ impl Header {
         (nranks != 0 && arrived == nranks).then_some(nranks)
     }
 
-    /// Counts in a rank that has taken its seat. `nranks` is the number of ranks. Wakes the ranks that wait for the
-    /// others, if this rank is the last one.
+    /// Counts in a rank that has taken its seat. `nranks` is the number of ranks. Wakes the ranks
+    /// that wait for the others, if this rank is the last one.
     pub(crate) fn arrive(&self, nranks: usize) {
         if self.arrived.count() as usize == nranks {
             self.arrived.wake();

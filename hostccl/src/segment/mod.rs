@@ -94,7 +94,7 @@ fn differ(header: &Header, (nranks, rank): (u32, u32), agreed: u32) -> Error {
         Ordering::Greater => differ,
     };
     let message = format!(
-        "rank {rank} (pid {}) came with nranks {nranks}, {} with {agreed}",
+        "rank {rank} (pid {}) passed nranks {nranks}, but {} passed {agreed}",
         std::process::id(),
         labels::list(came.iter().map(|rank| *rank as i32))
     );

@@ -14,7 +14,8 @@ pub(crate) struct Seat {
     pub(crate) claim: AtomicU32,
     /// The number of the rank's process.
     pub(crate) pid: AtomicU32,
-    /// The start time of the rank's process, which tells it from a later one of that number.
+    /// The start time of the rank's process, which tells the process from a later process with the
+    /// same number.
     pub(crate) start: AtomicU64,
     /// The processors on which the rank may run. They are set before `claim` becomes 2.
     pub(crate) processors: Processors,

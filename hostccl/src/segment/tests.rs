@@ -41,7 +41,7 @@ fn ranks_that_disagree_on_their_number_all_hear_of_it() {
     let first = Segment::map(&fd, 4, 0, &Labels::default()).unwrap();
     let error = Segment::map(&fd, 3, 1, &Labels::default()).unwrap_err();
     assert_eq!(error.code(), ncclInvalidUsage);
-    assert!(error.message().contains("came with nranks 3, rank 0 with 4"), "{}", error.message());
+    assert!(error.message().contains("passed nranks 3, but rank 0 passed 4"), "{}", error.message());
     assert_eq!(error.blame().ranks, [0, 1], "two ranks cannot tell which of them is wrong");
     assert_eq!(first.header().failure.error(), Some(error));
 }
@@ -81,7 +81,7 @@ fn a_rank_with_another_number_is_refused_at_once_while_another_failure_is_being_
         assert!(first.header().failure.begin(), "another rank has begun to write down its failure");
         let error = Segment::map(&fd, came, 1, &Labels::default()).unwrap_err();
         assert_eq!(error.code(), ncclInvalidUsage);
-        assert!(error.message().contains(&format!("came with nranks {came}, rank 0 with 4")), "{}", error.message());
+        assert!(error.message().contains(&format!("passed nranks {came}, but rank 0 passed 4")), "{}", error.message());
         assert_eq!(file_size(&fd), size, "the segment keeps the size that rank 0 has mapped");
     }
 }

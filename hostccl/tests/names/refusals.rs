@@ -23,7 +23,7 @@ fn errors_of(body: impl Fn(&Comm, usize) -> ncclResult_t + Sync) -> Vec<(ncclRes
 fn ranks_that_stay_with_different_names_hear_of_both() {
     for (code, message) in errors_of(all_reduce) {
         assert_eq!(code, ncclInvalidUsage, "{message}");
-        let expected = "rank 0 is in ncclAllReduce(4 x int64, sum) along dim0, rank 1 in ncclAllReduce(4 x int64, sum) along dim1, which share one communicator";
+        let expected = "rank 0 is in ncclAllReduce(4 x int64, sum) along dim0, rank 1 in ncclAllReduce(4 x int64, sum) along dim1: no matching call came within 700 ms; the two names share one communicator";
         assert!(message.contains(expected) && message.contains("DM_DIM_OWN_COMM"), "{message}");
     }
 }
@@ -40,8 +40,7 @@ fn a_message_under_another_name_is_told_to_both_sides() {
     });
     for (code, message) in errors {
         assert_eq!(code, ncclInvalidUsage, "{message}");
-        let expected =
-            "rank 0 sends to rank 1 along dim0, where rank 1 receives along dim1, which share one communicator";
+        let expected = "rank 0 sends to rank 1 along dim0, where rank 1 receives along dim1: no matching call came within 700 ms; the two names share one communicator";
         assert!(message.contains(expected), "{message}");
     }
 }
@@ -80,7 +79,7 @@ fn both_sides_that_send_first_are_told_to_use_a_group() {
     });
     for (code, message) in errors {
         assert_eq!(code, ncclInvalidUsage, "{message}");
-        assert!(message.contains("both send to each other and neither receives"), "{message}");
+        assert!(message.contains("have both been sending to each other for 700 ms, and neither receives"), "{message}");
         assert!(message.contains("group"), "{message}");
     }
 }
