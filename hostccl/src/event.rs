@@ -106,8 +106,8 @@ impl Event {
         for number in (0..BELLS).filter(|number| marks >> number & 1 == 1) {
             // SAFETY: a sleeper set the distance before its mark. Its doorbells are in the segment
             // of this event, which is mapped here as a whole, or in a mapping of this process that
-            // lives as long as the event. A doorbell is never marked with a doorbell, so `ring`
-            // does not call itself again.
+            // lives as long as the event. The address of each mapping was exposed when it was made.
+            // A doorbell is never marked with a doorbell, so `ring` does not call itself again.
             let bell = unsafe { &*std::ptr::with_exposed_provenance::<Event>(first).add(number) };
             bell.change();
         }

@@ -47,6 +47,9 @@ impl Mapping {
             let why = machine::explained_memory(bytes, &io::Error::last_os_error());
             return Err(Error::new(ncclSystemError, format!("mapping {bytes} bytes of shared memory: {why}")));
         }
+        // A thread that changes a word finds the doorbells by their distance from the word
+        // (`Event::ring`).
+        base.expose_provenance();
         Ok(Mapping { base: NonNull::new(base.cast()).expect("mmap never returns NULL here"), bytes })
     }
 
