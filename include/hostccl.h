@@ -389,7 +389,8 @@ ncclResult_t hostcclLastErrorRanks(ncclResult_t *code, int *ranks, int *lost, in
 ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
 
 /* Names the calling thread's next operation or split. tag is the same on all ranks that take part,
- * and 0 stands for no name. name is for messages: NULL, or 32 bytes that are filled up with zeros.
+ * and 0 stands for no name. The two largest tags, UINT64_MAX - 1 and UINT64_MAX, are refused with
+ * ncclInvalidArgument. name is for messages: NULL, or 32 bytes that are filled up with zeros.
  * Several threads may make operations of one communicator under different tags, in any order. Each
  * operation pairs with those of its tag, as if each tag had a communicator of its own. Two threads
  * that are in operations of one tag at the same time are refused. Local. */

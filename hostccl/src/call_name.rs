@@ -18,8 +18,8 @@ pub(crate) struct Name {
     pub(crate) text: [u8; NAME_BYTES],
 }
 
-/// The tag of calls without a name.
-const UNNAMED: u64 = 1;
+/// The tag of calls without a name. No caller can choose this tag.
+const UNNAMED: u64 = NO_TAG - 1;
 /// The value that no tag has. The word of a place with several calls holds this value.
 pub(crate) const NO_TAG: u64 = u64::MAX;
 
@@ -37,10 +37,16 @@ impl Name {
         self.tag == UNNAMED
     }
 
-    /// Names the calling thread's next call. The tag 0 stands for no name.
-    pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) {
-        let tag = if tag == 0 { UNNAMED } else { tag.clamp(UNNAMED + 1, NO_TAG - 1) };
-        NEXT.set(Name { tag, text });
+    /// Names the calling thread's next call. The tag 0 stands for no name. Returns whether a caller
+    /// may choose the tag; otherwise the next call has no name.
+    pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) -> bool {
+        let is_free = tag < UNNAMED;
+        NEXT.set(match tag {
+            0 => Name { tag: UNNAMED, text },
+            _ if is_free => Name { tag, text },
+            _ => Name::NONE,
+        });
+        is_free
     }
 
     /// Returns the name of the call that the calling thread is about to begin.
@@ -55,5 +61,25 @@ impl Name {
             text if text.is_empty() => String::new(),
             text => format!(" along {text}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tag_is_a_name_of_its_own_or_is_refused() {
+        for tag in [1, 2, 3, u64::MAX - 3, u64::MAX - 2] {
+            assert!(Name::set_next(tag, [7; NAME_BYTES]));
+            let name = Name::take_next();
+            assert!(name.tag == tag && !name.is_none(), "{tag:#x}: {name:?}");
+        }
+        for tag in [u64::MAX - 1, u64::MAX] {
+            assert!(!Name::set_next(tag, [7; NAME_BYTES]));
+            assert_eq!(Name::take_next(), Name::NONE);
+        }
+        assert!(Name::set_next(0, [0; NAME_BYTES]));
+        assert!(Name::take_next().is_none());
     }
 }

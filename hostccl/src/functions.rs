@@ -144,11 +144,12 @@ macro_rules! for_each_function {
             /// would be `ncclInProgress`, for `timeout_ms` milliseconds at most. Local.
             fn hostcclCommWait(comm: ncclComm_t, timeout_ms: i64, async_error: *mut ncclResult_t) -> ncclResult_t;
             /// Extension: names the calling thread's next operation or split. `tag` is the same on
-            /// all ranks that take part, and 0 stands for no name. `name` is for messages: NULL, or
-            /// 32 bytes that are filled up with zeros. Several threads may issue operations of one
-            /// communicator under different tags in any order. Each operation pairs with those of
-            /// its tag, as if each tag had a communicator of its own. Two threads in operations of
-            /// one tag at the same time are refused. Local.
+            /// all ranks that take part, and 0 stands for no name. The two largest tags are refused
+            /// with `ncclInvalidArgument`. `name` is for messages: NULL, or 32 bytes that are
+            /// filled up with zeros. Several threads may issue operations of one communicator under
+            /// different tags in any order. Each operation pairs with those of its tag, as if each
+            /// tag had a communicator of its own. Two threads in operations of one tag at the same
+            /// time are refused. Local.
             fn hostcclNextCallName(tag: u64, name: *const c_char) -> ncclResult_t;
             /// Reduces `count` elements of all ranks. Every rank gets the same bits. In place when
             /// `sendbuff == recvbuff`. Collective.

@@ -4,6 +4,9 @@ use std::ffi::c_char;
 
 use crate::digest::Fnv1a;
 
+/// The largest tag that `hostcclNextCallName` accepts.
+const LARGEST_TAG: u64 = u64::MAX - 2;
+
 /// The name of a call, equal on all ranks of the call. It tells the calls along different
 /// dimensions apart that share one communicator: the host engine pairs only calls of equal names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +22,7 @@ impl CallName {
     pub(crate) const NONE: CallName = CallName { tag: 0, text: [0; 32] };
     /// The name of the calls that make communicators from others.
     pub(crate) const OF_MAKING: CallName =
-        CallName { tag: u64::MAX, text: *b"new communicators\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" };
+        CallName { tag: LARGEST_TAG, text: *b"new communicators\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" };
 
     /// The name of the calls along a dimension of the mesh with id `mesh`, from the dimension's
     /// name and the sizes and strides of its layout.
@@ -33,7 +36,7 @@ impl CallName {
         }
         let mut text = [0; 32];
         text[..end].copy_from_slice(&name.as_bytes()[..end]);
-        CallName { tag: digest.value().max(1), text }
+        CallName { tag: digest.value().clamp(1, LARGEST_TAG - 1), text }
     }
 
     /// The 32 bytes of the text.

@@ -73,9 +73,12 @@ pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Resul
         // SAFETY: not NULL, and the caller's contract says that it has that many bytes.
         unsafe { std::ptr::copy_nonoverlapping(name.cast(), text.as_mut_ptr(), NAME_BYTES) };
     }
-    Name::set_next(tag, text);
+    let is_free = Name::set_next(tag, text);
     error::begin_call();
-    Ok(ncclSuccess)
+    match is_free {
+        true => Ok(ncclSuccess),
+        false => Err(Error::argument(format!("tag {tag:#x} is reserved: the two largest tags name no call"))),
+    }
 }
 
 pub(crate) unsafe fn ncclGroupStart() -> Result<ncclResult_t> {

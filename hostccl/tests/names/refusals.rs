@@ -122,3 +122,12 @@ fn a_thread_that_ends_inside_a_group_fails_its_communicators() {
         assert!(message.contains("ended inside a group, with 1 operations queued"), "{message}");
     }
 }
+
+#[test]
+fn the_two_largest_tags_are_refused() {
+    for tag in [u64::MAX - 1, u64::MAX] {
+        // SAFETY: NULL stands for a name without a text.
+        assert_eq!(unsafe { hostcclNextCallName(tag, std::ptr::null()) }, ncclInvalidArgument);
+        assert!(last_error().contains(&format!("tag {tag:#x} is reserved")), "{}", last_error());
+    }
+}
