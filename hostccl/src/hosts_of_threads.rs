@@ -1,4 +1,4 @@
-//! Communicators over several hosts whose ranks are threads of a test.
+//! Communicators whose ranks are threads of a test, over several hosts or on one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -66,6 +66,21 @@ fn communicators_on(wires: &[Arc<dyn Wire>], hosts: &[&[usize]], limits: Limits)
         }
     }
     ends.into_iter().flatten().collect()
+}
+
+/// Returns the ends of the first `come` ranks of a communicator of `nranks` on one host. The other
+/// ranks have not arrived.
+pub(crate) fn on_one_host(nranks: usize, come: usize) -> Vec<Arc<Comm>> {
+    let fd = segment::create(random_token().unwrap()).unwrap();
+    let end = |rank: usize| {
+        let segment = Segment::map(&fd, nranks as u32, rank as u32, &Labels::default()).unwrap();
+        let me = ProcessId::current();
+        segment.seat(rank).take(me).unwrap();
+        segment.header().arrive(nranks);
+        let labels = Labels { comm_name: "it".to_owned(), ..Labels::default() };
+        Arc::new(Comm::new(segment, rank, Crowd::default(), labels, Arc::default(), me, None))
+    };
+    (0..come).map(end).collect()
 }
 
 #[test]

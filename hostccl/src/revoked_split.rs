@@ -62,6 +62,10 @@ impl ChildOperation for RevokedSplit {
     fn for_parent(&self, error: Error) -> Error {
         self.now().for_parent(error)
     }
+
+    fn withdraw(&mut self) {
+        self.renewal.withdraw();
+    }
 }
 
 impl Operation for RevokedSplit {

@@ -200,6 +200,11 @@ pub(crate) trait ChildOperation: Operation + Send {
     fn name(&self) -> Option<Name> {
         None
     }
+
+    /// Takes back what this rank still offers the other ranks in the parent. It is called before
+    /// the parent's handle says that the operation is over, because the next operation may then
+    /// write its own offer to the same place.
+    fn withdraw(&mut self) {}
 }
 
 /// A call that makes a communicator of ranks of another one: `ncclCommSplit` or `ncclCommShrink`.
@@ -266,6 +271,7 @@ impl ChildInit {
 
     fn finish(&mut self, outcome: Result<()>) {
         self.done = true;
+        self.operation.withdraw();
         if self.counted {
             self.parent_handle.finish(outcome);
         }

@@ -117,4 +117,48 @@ impl ChildOperation for Shrink {
     fn for_parent(&self, error: Error) -> Error {
         self.remaining.for_parent(error)
     }
+
+    fn withdraw(&mut self) {
+        self.remaining.withdraw();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::handle::{self, Handle};
+    use crate::hosts_of_threads::on_one_host;
+    use crate::setup::ChildInit;
+
+    #[test]
+    fn the_drop_of_a_shrink_that_is_done_leaves_the_offer_of_the_next_one() {
+        let parent = on_one_host(2, 2).swap_remove(0);
+        let handle = |comm: Option<&Arc<Comm>>| {
+            let handle = Arc::new(Handle::new(0, 2, 0, Config::default()));
+            comm.into_iter().for_each(|comm| handle.set_comm(Ok(comm.clone())));
+            handle
+        };
+        let shrink = || Shrink::new(parent.clone(), &[1], false, "it".to_owned(), Arc::default()).unwrap();
+        let (parent_handle, mut token) = (handle(Some(&parent)), null_mut());
+        // SAFETY: the place for the token outlives the call.
+        let mut done = unsafe {
+            let of_child = handle(None);
+            ChildInit::new(Box::new(shrink()), parent_handle.clone(), parent.clone(), of_child, &raw mut token)
+        };
+        done.begin();
+        assert_eq!(done.poll(), Ok(Poll::Done));
+        assert!(!parent_handle.in_progress(), "the program may shrink again");
+        let mut next = shrink();
+        next.remaining.make_segment(None).unwrap();
+        drop(done);
+        let offered = || parent.segment.seat(0).offer.digest.load(Ordering::Relaxed);
+        assert_eq!(offered(), next.remaining.digest);
+        drop(next);
+        assert_eq!(offered(), 0, "a shrink that was given up");
+        handle::remove(token).unwrap();
+    }
 }

@@ -94,6 +94,15 @@ impl Remaining {
         Ok((raw, token))
     }
 
+    /// Closes this rank's descriptor of the segment, and takes back the offer, so that a rank that
+    /// calls the shrink later does not look for the segment. Does nothing the second time, when the
+    /// offer may be that of the next shrink.
+    pub(super) fn withdraw(&mut self) {
+        if self.segment.take().is_some() {
+            self.offer(self.parent.rank).digest.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the segment that the rank with that seat offers to these remaining ranks, or `None`
     /// while this rank has seen no new segment.
     ///
@@ -180,10 +189,6 @@ impl Remaining {
 
 impl Drop for Remaining {
     fn drop(&mut self) {
-        // The drop closes this rank's descriptor of the segment. So a rank that calls the shrink
-        // later must not look for the segment.
-        if self.segment.is_some() {
-            self.offer(self.parent.rank).digest.store(0, Ordering::Relaxed);
-        }
+        self.withdraw();
     }
 }

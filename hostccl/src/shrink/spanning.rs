@@ -289,4 +289,8 @@ impl ChildOperation for SpanShrink {
     fn for_parent(&self, error: Error) -> Error {
         self.remaining.for_parent(error)
     }
+
+    fn withdraw(&mut self) {
+        self.remaining.withdraw();
+    }
 }
