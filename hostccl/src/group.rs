@@ -48,9 +48,14 @@ impl Drop for Group {
                 init.forget_place();
             }
         }
-        let describe = |task: &Task| match task {
-            Task::Init(_) | Task::Child(_) => None,
-            task => Some((Arc::clone(task.operation().comm()?), task.operation().describe())),
+        let describe = |task: &Task| {
+            let comm = match task {
+                // Other ranks wait for the call in the communicator of its lane.
+                Task::Init(init) => init.lane()?.0,
+                Task::Child(child) => child.name().map(|_| child.parent()).filter(|parent| !parent.is_revoked())?,
+                task => task.operation().comm()?,
+            };
+            Some((Arc::clone(comm), task.operation().describe()))
         };
         let queued: Vec<_> = self.tasks.iter().filter_map(describe).collect();
         for (comm, call) in &queued {
@@ -220,8 +225,10 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
         thread::spawn("dm-make-comm", work).map_err(|reason| {
             let error = Error::new(ncclSystemError, machine::no_thread(&reason));
             for task in background.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
-                if let Task::Init(init) = task {
-                    init.refuse(&error);
+                match task {
+                    Task::Init(init) => init.refuse(&error),
+                    Task::Child(child) => child.refuse(&error),
+                    Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => {}
                 }
             }
             error

@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
@@ -267,6 +268,18 @@ impl ChildInit {
     /// The name of the call, where the call takes turns with the parent's collectives.
     pub(crate) fn name(&self) -> Option<Name> {
         self.operation.name()
+    }
+
+    /// Tells the other ranks of the parent that `error` keeps this rank from a split. They wait for
+    /// this rank in the parent. A shrink needs no such report: its ranks wait in no call of the
+    /// parent, and their wait has a limit.
+    pub(crate) fn refuse(&mut self, error: &Error) {
+        if self.name().is_some() && !self.parent.is_revoked() {
+            let parent = &self.parent;
+            let message =
+                format!("{} cannot split the communicator: {}", parent.describe(parent.rank), error.message());
+            parent.fail(error.code(), Blame::of([parent.rank]), &message);
+        }
     }
 
     fn finish(&mut self, outcome: Result<()>) {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use common::{DEADLINE, config, last_error, ranks, unique_id};
+use common::{DEADLINE, config, last_error, ranks, ranks_of, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -107,6 +107,23 @@ fn child() {
             // SAFETY: there is a place for the communicator, and the configuration is whole.
             say(unsafe { ncclCommInitRankConfig(&raw mut comm, 2 as c_int, id, 0, &raw mut config) });
         }
+        Ok("split without a thread") => {
+            // No thread serves this id, and a new thread gets no stack of one that has ended.
+            let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+            // SAFETY: there is a place for the id.
+            assert_eq!(unsafe { hostcclGetUniqueIdFor(&raw mut id, 0) }, ncclSuccess);
+            // Rank 0 needs a thread for its split, and rank 1 does not.
+            ranks_of(id, 2, 0..2, |comm, rank| {
+                let mut config = config(c_int::from(rank == 1));
+                if rank == 0 {
+                    limit(libc::RLIMIT_AS, address_space() + (1 << 20));
+                }
+                let mut child = null_mut();
+                // SAFETY: the communicator is live, there is a place for the new one, and the
+                // configuration is whole.
+                say(unsafe { ncclCommSplit(**comm, 0, 0, &raw mut child, &raw mut config) });
+            });
+        }
         Ok(other) => panic!("no case {other}"),
         Err(_) => {}
     }
@@ -126,6 +143,11 @@ fn expect(case: &str, count: usize, texts: &[&str]) {
 #[test]
 fn a_split_without_descriptors_names_the_limit_on_every_rank() {
     expect("split without files", 2, &["rank 0 could not make shared memory", "ulimit -n"]);
+}
+
+#[test]
+fn a_split_for_which_there_is_no_thread_ends_on_every_rank() {
+    expect("split without a thread", 2, &["a thread could not be started", "ulimit -v"]);
 }
 
 #[test]

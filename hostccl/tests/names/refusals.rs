@@ -124,6 +124,34 @@ fn a_thread_that_ends_inside_a_group_fails_its_communicators() {
 }
 
 #[test]
+fn a_thread_that_ends_inside_a_group_with_a_split_fails_the_parent() {
+    let errors = errors_of(|comm, rank| {
+        let split = || {
+            let mut child = null_mut();
+            // SAFETY: the communicator is live. There is a place for the new one while the call
+            // waits; a call that was collected and not performed does not write to it later.
+            unsafe { ncclCommSplit(**comm, 0, 0, &raw mut child, null_mut()) }
+        };
+        if rank == 0 {
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    // SAFETY: the call has no arguments.
+                    ok(unsafe { ncclGroupStart() });
+                    ok(split());
+                });
+                thread.join().unwrap();
+            });
+        }
+        split()
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        let expected = "ended inside a group, with 1 operations queued and not done, among them ncclCommSplit(";
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
 fn the_two_largest_tags_are_refused() {
     for tag in [u64::MAX - 1, u64::MAX] {
         // SAFETY: NULL stands for a name without a text.
