@@ -367,7 +367,8 @@ impl Drop for Join {
                 let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
                 registration.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
             }
-            (_, Some(comm)) if comm.segment.header().arrived.value() as usize == self.seats.1 => return,
+            // All ranks may have arrived meanwhile. The other ranks then take the communicator for
+            // made, and this rank is not in it.
             (_, Some(comm)) => {
                 let message = format!("{} gave up joining", comm.describe(comm.rank));
                 comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);

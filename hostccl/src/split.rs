@@ -175,6 +175,15 @@ impl Split {
         })
     }
 
+    /// Returns that the split is done if all members have joined before the parent's failure ended
+    /// it, because the other members have succeeded then. Otherwise returns the parent's error.
+    fn end_unless_joined(&mut self, error: Error) -> Result<Poll> {
+        match self.join.as_mut().map(Join::poll) {
+            Some(Ok(Poll::Done)) => Ok(Poll::Done),
+            _ => Err(error),
+        }
+    }
+
     fn make_segment(&mut self) -> NewSegment {
         let among = self.parent.crowd().ranks as u32;
         let made = random_token().and_then(|token| Ok((token, segment::create_split(token, among)?)));
@@ -261,7 +270,10 @@ impl Operation for Split {
                 Ok(Poll::Done) => Ok(Poll::Done),
                 // A member that died before it joined, or that could not map the segment, is known
                 // to the parent only.
-                Ok(blocked) => self.check_parent().map(|()| blocked),
+                Ok(blocked) => match self.check_parent() {
+                    Ok(()) => Ok(blocked),
+                    Err(error) => self.end_unless_joined(error),
+                },
                 Err(error) if join.comm().is_none() => {
                     let error = self.for_parent(error);
                     // The error names the rank that could not join, which may be another rank than
@@ -311,6 +323,26 @@ impl Drop for Split {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hosts_of_threads::on_one_host;
+
+    #[test]
+    fn a_split_that_all_members_have_joined_succeeds_although_the_parent_has_failed() {
+        let ends = on_one_host(3, 3);
+        let split = |rank: usize| {
+            let color = if rank == 2 { NCCL_SPLIT_NOCOLOR } else { 0 };
+            Split::new(ends[rank].clone(), color, 0, "it".to_owned(), Arc::default(), Name::NONE).unwrap()
+        };
+        let [mut first, mut second, mut third] = [0, 1, 2].map(split);
+        let joins = Ok(Poll::Blocked { seen: 1, blocker: Blocker::Arrivals });
+        // Rank 1 ends the last step, so it joins first.
+        while third.poll().is_ok() && second.poll() != joins {
+            first.poll().unwrap();
+        }
+        let failure = || Error::new(ncclRemoteError, "rank 2 has gone");
+        assert_eq!(second.end_unless_joined(failure()), Err(failure()));
+        assert_eq!(first.poll(), Ok(Poll::Done));
+        assert_eq!(second.end_unless_joined(failure()), Ok(Poll::Done));
+    }
 
     #[test]
     fn members_are_ordered_by_key_then_rank() {

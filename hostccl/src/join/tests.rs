@@ -82,6 +82,20 @@ fn nobody_listens_at_the_makers_address() {
     assert!(error.message().contains(&format!("nobody listens at {free}")), "{}", error.message());
 }
 
+#[test]
+fn a_rank_that_gives_up_when_all_have_arrived_ends_the_communicator() {
+    let id = Id::create(Some(false)).unwrap();
+    let join = |rank| Join::new(Source::Id(id), 2, rank, "test".to_owned(), Arc::default());
+    let (mut first, mut second) = (join(0), join(1));
+    assert!(matches!(first.poll(), Ok(Poll::Blocked { blocker: Blocker::Arrivals, .. })));
+    assert_eq!(second.poll(), Ok(Poll::Done));
+    // Rank 0 gives up before it sees that rank 1 has arrived.
+    drop(first);
+    let error = second.joined().unwrap().check().unwrap_err();
+    assert!(error.message().ends_with("gave up joining"), "{}", error.message());
+    assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[0][..]));
+}
+
 /// The error of a join as rank 0 of 2 whose maker sends these messages and nothing more.
 fn failure_after(messages: &[Message]) -> Error {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
