@@ -173,14 +173,31 @@ impl Comm {
         }
     }
 
-    /// Does what [`check`](Comm::check) does, for a call that waits for `blocker`. All ranks may have
-    /// arrived before one of them ended the communicator. A join has succeeded then.
-    pub(crate) fn check_waiting(&self, blocker: Blocker) -> Result<()> {
-        // The rank that ended the communicator had seen that all have arrived, so a thread that sees
-        // the failure sees this, too.
-        let checked = self.check();
-        let is_joined = || !self.aborted.load(Ordering::Acquire) && self.segment.header().started().is_some();
-        if checked.is_err() && blocker == Blocker::Arrivals && is_joined() { Ok(()) } else { checked }
+    /// Returns `blocked`, the answer of an operation that waits. Fails with the error that ended
+    /// the communicator, unless the blocker's word has changed. Then the operation is polled again,
+    /// because it may have succeeded on all other ranks: a rank may have ended its call, and then
+    /// the communicator, after this rank read the word.
+    ///
+    /// Such a rank read or wrote the last value of the word before it wrote its failure, with
+    /// `Release`. This rank reads the failure with `Acquire` before it reads the word again. So
+    /// this rank sees that value.
+    #[inline]
+    pub(crate) fn check_waiting(&self, blocked: Poll) -> Result<Poll> {
+        match self.is_sound() {
+            true => Ok(blocked),
+            false => self.check_whole_waiting(blocked),
+        }
+    }
+
+    /// Does what [`check_waiting`](Comm::check_waiting) does where something may have ended the
+    /// communicator.
+    fn check_whole_waiting(&self, blocked: Poll) -> Result<Poll> {
+        self.check_whole().map(|()| blocked).or_else(|error| match blocked {
+            Poll::Blocked { seen, blocker } if self.event(blocker).value() != seen => {
+                self.check_aborted().map(|()| blocked)
+            }
+            _ => Err(error),
+        })
     }
 
     /// Whether nothing has ended the communicator. On several hosts the answer is `false`, because
@@ -474,12 +491,29 @@ mod tests {
     use crate::labels::GlobalRanks;
     use crate::segment;
 
-    #[test]
-    fn a_failure_stands_while_another_rank_is_still_writing_its_own() {
+    fn of_two_ranks() -> Comm {
         let fd = segment::create([3; 16]).unwrap();
         let segment = Segment::map(&fd, 2, 0, &Labels::default()).unwrap();
         let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
-        let comm = Comm::new(segment, 0, Crowd::default(), labels, Arc::default(), ProcessId::current(), None);
+        Comm::new(segment, 0, Crowd::default(), labels, Arc::default(), ProcessId::current(), None)
+    }
+
+    #[test]
+    fn a_failure_does_not_end_a_wait_whose_word_has_changed() {
+        let comm = of_two_ranks();
+        let blocked = |seen| Poll::Blocked { seen, blocker: Blocker::Step(1) };
+        // The other rank ends the step, so its call is done, and it then ends the communicator.
+        comm.segment.header().steps.ended.set(1);
+        comm.segment.header().fail(ncclRemoteError, &Blame::of([1]), "rank 1 aborted its communicator", "");
+        assert_eq!(comm.check_waiting(blocked(0)), Ok(blocked(0)), "the call is polled again");
+        assert_eq!(comm.check_waiting(blocked(1)).unwrap_err().message(), "rank 1 aborted its communicator");
+        comm.raise_abort();
+        assert_eq!(comm.check_waiting(blocked(0)), Err(Error::aborted()));
+    }
+
+    #[test]
+    fn a_failure_stands_while_another_rank_is_still_writing_its_own() {
+        let comm = of_two_ranks();
         assert!(comm.segment.header().failure.begin(), "as the other rank does");
         assert!(comm.check().is_ok());
         assert_eq!(comm.fail(ncclInvalidUsage, Blame::none(), "one").message(), "one");

@@ -27,7 +27,7 @@ pub(crate) struct Error {
     waited: Option<Duration>,
 }
 
-pub(crate) type Result<T> = std::result::Result<T, Error>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// Returns an error that blames no rank.

@@ -279,7 +279,7 @@ impl Join {
             }
             return Ok(Poll::Done);
         }
-        comm.check_waiting(Blocker::Arrivals)?;
+        let blocked = comm.check_waiting(Poll::Blocked { seen, blocker: Blocker::Arrivals })?;
         if let Source::Id(Id { address: Some(address), .. }) = &self.source {
             if header.is_moved() {
                 let (address, lobby) = (*address, self.comm.take());
@@ -295,7 +295,7 @@ impl Join {
                 }
             }
         }
-        Ok(Poll::Blocked { seen, blocker: Blocker::Arrivals })
+        Ok(blocked)
     }
 }
 

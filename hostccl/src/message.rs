@@ -316,10 +316,7 @@ impl Operation for Message {
             Side::Send(from) => self.poll_send(from),
             Side::Recv(to) => self.poll_recv(to)?,
         };
-        if poll != Poll::Done {
-            self.comm.check()?;
-        }
-        Ok(poll)
+        if poll == Poll::Done { Ok(poll) } else { self.comm.check_waiting(poll) }
     }
 
     fn comm(&self) -> Option<&Arc<Comm>> {

@@ -1,16 +1,18 @@
 //! Drives operations to their end: polls them, and waits while all of them are blocked.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::operation::Operation;
 use crate::outside;
-use crate::poll::Poll;
-use crate::wait::{BlockedCall, Wait};
+use crate::poll::{Blocker, Poll};
+use crate::wait::{BlockedCall, Failed, Wait};
 
 /// Drives one operation to its end.
 pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
-    let mut wait = Wait::default();
+    let (mut wait, comm_timeout) = (Wait::default(), Cell::default());
     loop {
         let step = operation.poll().and_then(|poll| match poll {
             Poll::Done => {
@@ -24,9 +26,9 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
                 let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
-                let call = &|| operation.describe();
-                wait.until_any_may_continue(&[BlockedCall { comm, seen, blocker, timeout, default_timeout, call }])
-                    .map(|()| false)
+                let (comm_timeout, call) = (&comm_timeout, &|| operation.describe());
+                let blocked = BlockedCall { comm, seen, blocker, timeout, default_timeout, comm_timeout, call };
+                wait.until_any_may_continue(&[blocked]).map(|()| false).map_err(|failed| failed.error)
             }
         });
         match step {
@@ -63,12 +65,14 @@ pub(crate) struct Lane<'a, T> {
     first: &'a mut Option<T>,
     /// The operations that take place later, in their order.
     rest: VecDeque<&'a mut Option<T>>,
+    /// The timeout of the communicator of the first operation, for [`BlockedCall::comm_timeout`].
+    comm_timeout: Cell<Option<Option<Duration>>>,
 }
 
 impl<'a, T: Holder> Lane<'a, T> {
     /// Returns a lane of one operation.
     pub(crate) fn new(first: &'a mut Option<T>) -> Lane<'a, T> {
-        Lane { first, rest: VecDeque::new() }
+        Lane { first, rest: VecDeque::new(), comm_timeout: Cell::default() }
     }
 
     /// Adds an operation at the end.
@@ -98,9 +102,20 @@ impl<'a, T: Holder> Lane<'a, T> {
         }
     }
 
+    /// Whether the lane goes on after another one has failed while both waited. `blocked` is the
+    /// answer of the first operation.
+    fn goes_on(&self, blocked: Poll) -> bool {
+        match (blocked, self.first().and_then(|operation| operation.comm())) {
+            // No communicator can end the operation yet, or it looks itself for what ends it.
+            (Poll::Outside | Poll::Blocked { blocker: Blocker::NewSegment(_), .. }, _) => true,
+            (_, comm) => comm.is_some_and(|comm| comm.check_waiting(blocked).is_ok()),
+        }
+    }
+
     /// Drops the first operation. The next one becomes the first.
     fn drop_first(&mut self) {
         *self.first = None;
+        self.comm_timeout.set(None);
         if let Some(next) = self.rest.pop_front() {
             self.first = next;
         }
@@ -114,8 +129,9 @@ impl<'a, T: Holder> Lane<'a, T> {
     }
 }
 
-/// Drives all lanes to their ends. When an operation fails, its lane ends, and the other lanes
-/// continue, because their peers expect it. Returns the first failure.
+/// Drives all lanes to their ends. When an operation fails, its lane ends, and so do the lanes
+/// whose communicators have failed with it. The other lanes continue, because their peers expect
+/// it. Returns the first failure.
 pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
     let mut wait = Wait::default();
     let mut first = Ok(());
@@ -133,12 +149,8 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                         operation.comm().into_iter().for_each(|comm| wait.leave(comm));
                         lane.drop_first();
                     }
-                    Ok(Poll::Blocked { seen, blocker }) => {
-                        blocked.push(Some((seen, blocker)));
-                        return true;
-                    }
-                    Ok(Poll::Outside) => {
-                        blocked.push(None);
+                    Ok(waiting) => {
+                        blocked.push(waiting);
                         return true;
                     }
                     Err(error) => {
@@ -163,13 +175,14 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
             .zip(&blocked)
             .zip(&calls)
             .filter_map(|((lane, &blocked), call)| {
-                let (operation, (seen, blocker)) = (lane.first()?, blocked?);
+                let (operation, Poll::Blocked { seen, blocker }) = (lane.first()?, blocked) else { return None };
+                let (comm, comm_timeout) = (operation.comm()?, &lane.comm_timeout);
                 let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
-                Some(BlockedCall { comm: operation.comm()?, seen, blocker, timeout, default_timeout, call })
+                Some(BlockedCall { comm, seen, blocker, timeout, default_timeout, comm_timeout, call })
             })
             .collect();
-        if blocked.contains(&None) {
-            let outside = lanes.iter().zip(&blocked).filter(|(_, blocked)| blocked.is_none());
+        if blocked.contains(&Poll::Outside) {
+            let outside = lanes.iter().zip(&blocked).filter(|(_, blocked)| **blocked == Poll::Outside);
             let connections = outside.filter_map(|(lane, _)| lane.first()?.connection());
             let longest = if waiting.is_empty() { outside::SLICE } else { outside::MIXED_SLICE };
             outside::sleep(connections, longest);
@@ -180,18 +193,17 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
         }
         // A failure that is found while waiting belongs to a communicator, so the lanes of this
         // communicator end here.
-        if let Err(error) = wait.until_any_may_continue(&waiting) {
-            let failed = lanes.iter().find_map(|lane| {
-                let operation = lane.first()?;
-                operation.comm()?.check().is_err().then(|| operation.describe())
-            });
-            let error = failed.iter().fold(wait.time(error), |error, call| error.within(call));
+        if let Err(Failed { call, error }) = wait.until_any_may_continue(&waiting) {
+            let error = wait.time(error).within(&(waiting[call].call)());
             if first.is_ok() {
                 first = Err(error);
             }
+            let mut waiting = 0..;
+            let mut blocked = blocked.into_iter();
             lanes.retain_mut(|lane| {
-                let goes_on =
-                    lane.first().and_then(|operation| operation.comm()).is_some_and(|comm| comm.check().is_ok());
+                let blocked = blocked.next().unwrap_or(Poll::Outside);
+                let has_failed = blocked != Poll::Outside && waiting.next() == Some(call);
+                let goes_on = !has_failed && lane.goes_on(blocked);
                 if !goes_on {
                     lane.clear();
                 }

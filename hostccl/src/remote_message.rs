@@ -289,8 +289,7 @@ impl Operation for RemoteMessage {
         }
         loop {
             if let Some(blocked) = self.wait()? {
-                self.comm.check()?;
-                return Ok(blocked);
+                return self.comm.check_waiting(blocked);
             }
             match (self.stage, self.side) {
                 (Stage::First, Side::Recv(to)) => self.open(to)?,

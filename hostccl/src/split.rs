@@ -238,8 +238,7 @@ impl Operation for Split {
         while self.stage < STAGES {
             if self.waiting {
                 if let Some(blocked) = self.parent.step_blocked() {
-                    self.parent.check()?;
-                    return Ok(blocked);
+                    return self.parent.check_waiting(blocked);
                 }
                 self.waiting = false;
                 if self.stage == 1 && !self.descriptor().compare(&self.parent)? {

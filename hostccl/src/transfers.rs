@@ -91,7 +91,7 @@ impl Transfers {
         let Some(span) = &self.comm.span else { return Ok(None) };
         match poll_all(&*span.wire, &mut self.list) {
             Ok(None) => self.check_lengths().map(|()| None),
-            Ok(blocked) => self.comm.check().map(|()| blocked),
+            Ok(Some(blocked)) => self.comm.check_waiting(blocked).map(Some),
             Err(Failed { rank, why: Broken::Lost(lost) }) => {
                 let call = format!("{} on {}", self.call.call(), self.comm.own_label());
                 Err(self.comm.fail_lost(rank, &lost, &call))

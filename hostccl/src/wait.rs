@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::event::{self, Watch};
 use crate::interrupt::Interrupt;
 use crate::outside;
-use crate::poll::Blocker;
+use crate::poll::{Blocker, Poll};
 use crate::rails::Rails;
 use crate::recorder;
 use crate::spin::{self, Purpose};
@@ -49,6 +49,10 @@ pub(crate) struct BlockedCall<'a> {
     pub(crate) timeout: Option<Duration>,
     /// How long the call may wait without progress, if nothing else sets a timeout.
     pub(crate) default_timeout: Option<Duration>,
+    /// The communicator's timeout as it was when the call first waited with a deadline, because a
+    /// call keeps the timeout with which it started. The outer `None` means that no wait has read
+    /// the timeout yet.
+    pub(crate) comm_timeout: &'a Cell<Option<Option<Duration>>>,
     /// Describes the call, for messages.
     pub(crate) call: &'a dyn Fn() -> String,
 }
@@ -99,6 +103,46 @@ impl BlockedCall<'_> {
     fn has_deadline(&self) -> bool {
         self.ends_with_comm() && self.blocker != Blocker::Turn
     }
+
+    /// How long the call may wait without progress; `None` where no deadline ends this wait.
+    fn limit(&self) -> Option<Duration> {
+        if !self.has_deadline() {
+            return None;
+        }
+        let of_comm = self.comm_timeout.get().unwrap_or_else(|| self.comm.timeout());
+        self.comm_timeout.set(Some(of_comm));
+        // The time of a handle may change while the communicator is made.
+        let set = self.timeout.into_iter().chain(of_comm).min();
+        set.or_else(timeout::from_environment).or(self.default_timeout)
+    }
+
+    /// Returns how long the call may wait, if it fails now because it has waited for `waited`.
+    fn limit_if_due(&self, waited: Duration) -> Option<Duration> {
+        self.limit().filter(|limit| {
+            waited >= *limit && diagnosis::is_due(self.comm, self.blocker, *limit, waited.saturating_sub(*limit))
+        })
+    }
+
+    /// Fails when the communicator has failed, unless the call may continue.
+    fn check(&self) -> Result<()> {
+        let blocked = Poll::Blocked { seen: self.seen, blocker: self.blocker };
+        let checked = self.comm.check_waiting(blocked).map(drop);
+        checked.map_err(|error| self.comm.add_missing(error, self.blocker))
+    }
+
+    /// Fails when a peer of the call has left or died.
+    fn check_peers(&self) -> Result<()> {
+        let checked = self.comm.check_peers(Some((self.blocker, self.seen)), self.call);
+        checked.map_err(|error| self.comm.add_missing(error, self.blocker))
+    }
+}
+
+/// The failure of one of the calls that wait.
+pub(crate) struct Failed {
+    /// The index of the call among those that wait.
+    pub(crate) call: usize,
+    /// The reason.
+    pub(crate) error: Error,
 }
 
 /// A thread's wait for its calls, from the last progress on.
@@ -106,9 +150,6 @@ impl BlockedCall<'_> {
 pub(crate) struct Wait {
     /// When the thread last saw progress; `None` until it has to sleep.
     since: Option<Instant>,
-    /// The communicators' own timeout as it was when the wait began, because a call keeps the
-    /// timeout with which it started. The outer `None` means that the timeout was not read yet.
-    comm_timeout: Option<Option<Duration>>,
     /// How many bytes had moved over the wire, between this process and those for which the calls
     /// wait, at the last look.
     bytes: Option<u64>,
@@ -141,10 +182,10 @@ impl Wait {
         self.is_short = true;
     }
 
-    /// Waits until one of the calls may continue. This function may return earlier. Fails when a
-    /// communicator has failed, when a peer that is waited for has left or died, and when the time
-    /// is up.
-    pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
+    /// Waits until one of the calls may continue. This function may return earlier. Fails when the
+    /// communicator of a call has failed, when a peer that is waited for has left or died, and when
+    /// the time of a call is up. The other calls may still succeed then.
+    pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<(), Failed> {
         let looked = Cell::new(recorder::note_wait());
         let wire = calls.iter().find_map(|call| call.wire());
         let changed = || {
@@ -189,34 +230,24 @@ impl Wait {
                 return Ok(());
             }
         }
-        let ended = || calls.iter().filter(|call| call.ends_with_comm());
-        for call in ended() {
-            call.comm.check_waiting(call.blocker).map_err(|error| call.comm.add_missing(error, call.blocker))?;
-        }
-        let timed = || calls.iter().filter(|call| call.has_deadline());
+        first_failed(calls, BlockedCall::check)?;
         let since = *self.since.get_or_insert_with(Instant::now);
-        if self.comm_timeout.is_none() && timed().next().is_some() {
-            self.comm_timeout = Some(timed().filter_map(|call| call.comm.timeout()).min());
-        }
-        // The time of a handle may change while the communicator is made.
-        let of_handles = timed().filter_map(|call| call.timeout);
-        let set = of_handles.chain(self.comm_timeout.flatten()).min().or_else(timeout::from_environment);
-        let timeout = set.or_else(|| timed().filter_map(|call| call.default_timeout).min());
-        let timeout = timeout.filter(|_| timed().next().is_some());
+        // The shortest time of a call. Each call fails at the end of its own time only.
+        let limit = calls.iter().filter_map(BlockedCall::limit).min();
         let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
         if std::mem::take(&mut self.is_short) {
             slice = outside::MIXED_SLICE;
         }
-        if let Some(timeout) = timeout {
+        if let Some(limit) = limit {
             // Some calls wait a little longer than their timeout, and check again and again
             // meanwhile.
-            let left = timeout.saturating_sub(since.elapsed());
+            let left = limit.saturating_sub(since.elapsed());
             slice = slice.min(if left.is_zero() { OVERTIME_SLICE } else { left });
         }
         // Only ranks of communicators over several hosts note how long they wait.
-        for call in timed().filter(|call| call.comm.span.is_some()) {
-            let own = timeout.map_or(Duration::ZERO, |timeout| timeout.saturating_sub(since.elapsed()));
+        for call in calls.iter().filter(|call| call.has_deadline() && call.comm.span.is_some()) {
+            let own = call.limit().map_or(Duration::ZERO, |limit| limit.saturating_sub(since.elapsed()));
             let others = call.comm.others_wait_until(call.blocker, LATELY);
             let others = others.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
             call.comm.note_waiting(Some(own.max(others)));
@@ -228,7 +259,7 @@ impl Wait {
                 return Ok(());
             }
             // This is no progress, so the deadline stays where it is.
-            if self.may_look_later() && timeout.is_none_or(|timeout| since.elapsed() < timeout) {
+            if self.may_look_later() && limit.is_none_or(|limit| since.elapsed() < limit) {
                 return Ok(());
             }
         }
@@ -238,30 +269,24 @@ impl Wait {
             self.end(calls);
             return Ok(());
         }
-        for call in ended() {
-            let checked = call.comm.check_peers(Some((call.blocker, call.seen)), call.call);
-            checked.map_err(|error| call.comm.add_missing(error, call.blocker))?;
-        }
-        self.ask_interrupts(ended(), since)?;
+        first_failed(calls, BlockedCall::check_peers)?;
+        self.ask_interrupts(calls, since)?;
         if since.elapsed() >= FIRST_QUESTION {
             calls.iter().for_each(BlockedCall::note_remote);
         }
-        if let Some(timeout) = timeout {
-            self.warn_if_near(timed(), since.elapsed(), timeout);
+        let Some(limit) = limit else { return Ok(()) };
+        self.warn_if_near(calls.iter().filter(|call| call.limit() == Some(limit)), since.elapsed(), limit);
+        let waited = since.elapsed();
+        // A message that has come over the wire may be the one for which a call waits. So the call
+        // is polled once more, and only once: messages may go on coming.
+        if waited < limit || changed() && !std::mem::replace(&mut self.is_late, true) {
+            return Ok(());
         }
-        match timeout {
-            // A message that has come over the wire may be the one for which a call waits. So the
-            // call is polled once more, and only once: messages may go on coming.
-            Some(timeout) if since.elapsed() >= timeout && changed() && !std::mem::replace(&mut self.is_late, true) => {
-                Ok(())
-            }
-            Some(timeout) if since.elapsed() >= timeout => {
-                let over = since.elapsed() - timeout;
-                let is_due = |call: &&BlockedCall<'_>| diagnosis::is_due(call.comm, call.blocker, timeout, over);
-                time_out(timed().filter(is_due), timeout).map_or(Ok(()), Err)
-            }
-            _ => Ok(()),
-        }
+        time_out(calls, waited).map_or(Ok(()), |failed| {
+            // The calls that go on have later deadlines of their own.
+            (self.is_late, self.told) = (false, 0);
+            Err(failed)
+        })
     }
 
     /// Notes that a call has made progress.
@@ -290,17 +315,15 @@ impl Wait {
 impl Wait {
     /// Asks the interrupts of these calls' communicators, at most once a slice. Ends a
     /// communicator whose interrupt gives a reason.
-    fn ask_interrupts<'a>(&mut self, calls: impl Iterator<Item = &'a BlockedCall<'a>>, since: Instant) -> Result<()> {
+    fn ask_interrupts(&mut self, calls: &[BlockedCall<'_>], since: Instant) -> Result<(), Failed> {
         if since.elapsed() < FIRST_QUESTION || self.asked.is_some_and(|asked| asked.elapsed() < SLICE) {
             return Ok(());
         }
         self.asked = Some(Instant::now());
-        for call in calls {
-            if let Some(why) = call.comm.interrupt().and_then(Interrupt::reason) {
-                return Err(call.comm.fail_in(ncclRemoteError, Blame::none(), &why, &(call.call)()));
-            }
-        }
-        Ok(())
+        first_failed(calls, |call| match call.comm.interrupt().and_then(Interrupt::reason) {
+            Some(why) => Err(call.comm.fail_in(ncclRemoteError, Blame::none(), &why, &(call.call)())),
+            None => Ok(()),
+        })
     }
 
     /// Warns in the log when 50 % and again when 90 % of the time of these calls have passed. The
@@ -367,9 +390,24 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
     wire.sleep(&watches, slice);
 }
 
-/// Ends the communicators of these calls, whose time is up. Returns the error of the first call, or
-/// `None` where there is no call.
-fn time_out<'a>(calls: impl Iterator<Item = &'a BlockedCall<'a>>, timeout: Duration) -> Option<Error> {
-    let errors = calls.map(|call| diagnosis::time_out(call.comm, call.blocker, timeout, &(call.call)()));
-    errors.collect::<Vec<_>>().into_iter().next()
+/// Returns the first failure of a check of the calls that end with their communicators.
+fn first_failed<'a>(
+    calls: &'a [BlockedCall<'a>],
+    check: impl Fn(&BlockedCall<'a>) -> Result<()>,
+) -> Result<(), Failed> {
+    let mut ended = calls.iter().enumerate().filter(|(_, call)| call.ends_with_comm());
+    ended.try_for_each(|(index, call)| check(call).map_err(|error| Failed { call: index, error }))
+}
+
+/// Ends the communicators of the calls whose time is up after they have waited for `waited`.
+/// Returns the failure of the first of these calls, or `None` where there is none.
+fn time_out(calls: &[BlockedCall<'_>], waited: Duration) -> Option<Failed> {
+    let mut first = None;
+    for (index, call) in calls.iter().enumerate() {
+        if let Some(limit) = call.limit_if_due(waited) {
+            let error = diagnosis::time_out(call.comm, call.blocker, limit, &(call.call)());
+            first = first.or(Some(Failed { call: index, error }));
+        }
+    }
+    first
 }

@@ -80,8 +80,7 @@ impl Operation for Collective {
         loop {
             if self.waiting {
                 if let Some(blocked) = self.work.moves.comm.step_blocked() {
-                    self.work.moves.comm.check()?;
-                    return Ok(blocked);
+                    return self.work.moves.comm.check_waiting(blocked);
                 }
                 self.waiting = false;
                 if self.work.stage == 1 && !self.descriptor.compare(&self.work.moves.comm)? {

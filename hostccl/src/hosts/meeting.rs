@@ -56,7 +56,7 @@ fn slot(comm: &Comm, seat: usize, step: u64) -> *mut u8 {
 pub(super) async fn step_over(comm: &Comm) -> Result<()> {
     wait(|| match comm.step_blocked() {
         None => Ok(None),
-        Some(blocked) => comm.check().map(|()| Some(blocked)),
+        Some(blocked) => comm.check_waiting(blocked).map(Some),
     })
     .await
 }
@@ -65,7 +65,7 @@ pub(super) async fn step_over(comm: &Comm) -> Result<()> {
 async fn others_posted(comm: &Comm) -> Result<()> {
     wait(|| match comm.others_blocked() {
         None => Ok(None),
-        Some(blocked) => comm.check().map(|()| Some(blocked)),
+        Some(blocked) => comm.check_waiting(blocked).map(Some),
     })
     .await
 }

@@ -121,7 +121,7 @@ impl<'a> Work<'a> {
         let mut part = unsafe { Part::new(self.comm.clone(), call, ragged) };
         wait(|| match part.poll()? {
             None => Ok(None),
-            Some(blocked) => self.comm.check().map(|()| Some(blocked)),
+            Some(blocked) => self.comm.check_waiting(blocked).map(Some),
         })
         .await
     }

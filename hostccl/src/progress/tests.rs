@@ -3,11 +3,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::*;
+use crate::blame::Blame;
 use crate::call_name::{NAME_BYTES, Name};
 use crate::comm::Comm;
 use crate::error::Error;
+use crate::hosts_of_threads::on_one_host;
 use crate::places::Place;
 use crate::turn::Pass;
+use crate::types::{ncclRemoteError, ncclTimeout};
 
 /// The calls that the operations of a test got, in their order.
 type Log = RefCell<Vec<String>>;
@@ -19,12 +22,27 @@ struct Known<'a> {
     /// The answer of `end`.
     end: Result<()>,
     pass: Option<Pass>,
+    /// The communicator on which the operation waits.
+    comm: Option<Arc<Comm>>,
+    timeout: Option<Duration>,
+    /// What must happen before the operation is done. Until then it repeats its last answer.
+    until: Option<&'a str>,
     log: &'a Log,
 }
 
 impl<'a> Known<'a> {
     fn new(name: &'a str, log: &'a Log, answers: impl IntoIterator<Item = Result<Poll>>) -> Option<Known<'a>> {
-        Some(Known { name, answers: answers.into_iter().collect(), end: Ok(()), pass: None, log })
+        let (answers, end) = (answers.into_iter().collect(), Ok(()));
+        Some(Known { name, answers, end, pass: None, comm: None, timeout: None, until: None, log })
+    }
+
+    /// Returns an operation that waits on a communicator, for these blockers in turn, until the log
+    /// has the entry `until`.
+    fn waiting(name: &'a str, log: &'a Log, comm: &Arc<Comm>, blockers: &[Blocker], until: &'a str) -> Known<'a> {
+        let blocked = |blocker: &Blocker| Ok(Poll::Blocked { seen: comm.event(*blocker).value(), blocker: *blocker });
+        let mut known = Known::new(name, log, blockers.iter().map(blocked)).unwrap();
+        (known.comm, known.until) = (Some(comm.clone()), Some(until));
+        known
     }
 
     fn note(&self, what: &str) {
@@ -36,11 +54,25 @@ impl Operation for Known<'_> {
     fn poll(&mut self) -> Result<Poll> {
         let pass = self.pass.as_ref().map(|pass| pass.name().tag);
         self.note(&pass.map_or("polled".to_owned(), |tag| format!("polled with the turn {tag}")));
+        if let Some(until) = self.until {
+            if self.log.borrow().iter().any(|entry| entry == until) {
+                return Ok(Poll::Done);
+            }
+            let answer = self.answers.pop_front().expect("there is a last answer");
+            if self.answers.is_empty() {
+                self.answers.push_back(answer.clone());
+            }
+            return answer;
+        }
         self.answers.pop_front().expect("the operation is not polled after its end")
     }
 
     fn comm(&self) -> Option<&Arc<Comm>> {
-        None
+        self.comm.as_ref()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     fn describe(&self) -> String {
@@ -145,4 +177,52 @@ fn an_operation_that_is_done_hands_its_turn_to_the_next_one() {
     let polled = ["a polled with the turn 1", "b polled with the turn 1", "c polled with the turn 1"];
     // The turn is not ended, because the last operation failed. It ends when that one is dropped.
     assert_eq!(log, [polled[0], "a dropped", polled[1], "b dropped", polled[2], "c dropped"]);
+}
+
+/// Returns rank 0's end of a communicator whose rank 1 does not arrive.
+fn alone() -> Arc<Comm> {
+    on_one_host(2, 1).swap_remove(0)
+}
+
+#[test]
+fn a_failure_in_a_wait_ends_no_lane_that_can_go_on() {
+    let (log, failed, parent) = (Log::default(), alone(), alone());
+    for comm in [&failed, &parent] {
+        comm.fail(ncclRemoteError, Blame::of([1]), "rank 1 is lost");
+    }
+    let dropped = "collective dropped";
+    let shrink = Known::waiting("shrink", &log, &parent, &[Blocker::NewSegment(1)], dropped);
+    let collective = Known::waiting("collective", &log, &failed, &[Blocker::Arrivals], "never");
+    let mut join = Known::new("join", &log, [Ok(Poll::Outside)]).unwrap();
+    join.until = Some(dropped);
+    let (outcome, log) = run(&log, vec![vec![Some(shrink)], vec![Some(collective)], vec![Some(join)]]);
+    let error = outcome.unwrap_err();
+    assert!(error.message().starts_with("collective: "), "{}", error.message());
+    let ended: Vec<_> = log.iter().filter(|entry| entry.ends_with(" ended")).collect();
+    assert_eq!(ended, ["shrink ended", "join ended"]);
+}
+
+#[test]
+fn the_time_of_one_call_ends_no_other_call() {
+    let (log, short, long) = (Log::default(), alone(), alone());
+    let mut late = Known::waiting("late", &log, &short, &[Blocker::Arrivals], "never");
+    late.timeout = Some(Duration::from_millis(10));
+    let patient = Known::waiting("patient", &log, &long, &[Blocker::Arrivals], "late dropped");
+    let (outcome, log) = run(&log, vec![vec![Some(late)], vec![Some(patient)]]);
+    let error = outcome.unwrap_err();
+    assert_eq!(error.code(), ncclTimeout);
+    assert!(error.message().starts_with("late: "), "{}", error.message());
+    assert!(log.contains(&"patient ended".to_owned()), "{log:?}");
+    assert_eq!((short.check().is_ok(), long.check()), (false, Ok(())));
+}
+
+#[test]
+fn a_call_that_first_waits_for_its_turn_has_the_time_of_its_communicator() {
+    let (log, without, with) = (Log::default(), alone(), alone());
+    with.set_timeout(10);
+    let patient = Known::waiting("patient", &log, &without, &[Blocker::Arrivals], "late dropped");
+    let late = Known::waiting("late", &log, &with, &[Blocker::Turn, Blocker::Arrivals], "never");
+    let (outcome, log) = run(&log, vec![vec![Some(patient)], vec![Some(late)]]);
+    assert_eq!(outcome.unwrap_err().code(), ncclTimeout);
+    assert!(log.contains(&"patient ended".to_owned()), "{log:?}");
 }

@@ -183,7 +183,7 @@ impl Header {
     }
 
     /// Returns the number of ranks once all of them have arrived.
-    pub(crate) fn started(&self) -> Option<u32> {
+    pub(super) fn started(&self) -> Option<u32> {
         // Each rank has set or read `nranks` before it counts itself in `arrived`. A thread that sees
         // that all ranks have arrived sees what each of them has written.
         let arrived = self.arrived.value();

@@ -40,6 +40,13 @@ impl Comm {
         self.segment.header().failure.error().map_or(Ok(()), Err)
     }
 
+    pub(crate) fn check_waiting(&self, blocked: Poll) -> Result<Poll> {
+        self.check().map(|()| blocked).or_else(|error| match blocked {
+            Poll::Blocked { seen, blocker } if self.event(blocker).value() != seen => Ok(blocked),
+            _ => Err(error),
+        })
+    }
+
     pub(crate) fn check_open(&self) -> Result<()> {
         self.check()
     }
