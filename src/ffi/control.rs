@@ -8,6 +8,7 @@ use super::arguments::{list, natural, timeout};
 use super::dim::dim_text;
 use super::guard::{ask, free, guard, guard_or};
 use super::handles::Table;
+use super::kinds::HandleKind;
 use super::make::find;
 use super::pointers::out;
 use super::types::{dm_buffers, dm_mesh, dm_status, dm_world};
@@ -16,7 +17,7 @@ use crate::comm::View;
 use crate::error::{Error, Result};
 
 /// Each buffer ends with a NUL that does not count.
-static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(0xd35b, "dm_buffers");
+static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(HandleKind::Buffers.number(), "dm_buffers");
 
 /// Returns when every rank of this rank's group along dim has called it.
 ///

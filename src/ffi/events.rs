@@ -11,13 +11,14 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::arguments::{check_flags, check_reserved, check_struct, give_text, read_struct, timeout, write_struct};
 use super::guard::{free, guard};
 use super::handles::Table;
+use super::kinds::HandleKind;
 use super::pointers::out;
 use super::types::{dm_events, dm_status};
 use crate::error::{Error, Result};
 use crate::events::{self, Event, Events, Handler, Kind, Options};
 use crate::metrics;
 
-static QUEUES: Table<(), Events> = Table::new(0xd35e, "dm_events");
+static QUEUES: Table<(), Events> = Table::new(HandleKind::Events.number(), "dm_events");
 
 /// The kind of an event.
 pub type dm_event_kind = i32;

@@ -70,8 +70,8 @@ pub(super) struct Table<F, T> {
 }
 
 impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
-    /// An empty table. `kind` is not zero, differs from that of other tables, and is no prefix of
-    /// an address (its top bit and some other upper bit differ).
+    /// An empty table. `kind` is not zero, differs from that of other tables (kinds.rs), and is no
+    /// prefix of an address (its top bit and some other upper bit differ).
     pub(super) const fn new(kind: u16, noun: &'static str) -> Table<F, T> {
         Table {
             kind: kind as usize,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::arguments::{list, names, optional_text, short_list, sizes};
 use super::guard::guard;
 use super::handles::Table;
+use super::kinds::HandleKind;
 use super::options::{InitOptions, read_init_options, read_init_world};
 use super::pointers::{null, out};
 use super::release;
@@ -35,7 +36,7 @@ pub(super) struct FastPart {
     pub(super) coordinate: Vec<usize>,
 }
 
-pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
+pub(super) static MESHES: Table<FastPart, View> = Table::new(HandleKind::Mesh.number(), "dm_mesh");
 
 /// Makes a mesh, and a communicator of this rank for every dimension. dm_finalize ends the
 /// communicators; dm_free frees only the handle.

@@ -19,6 +19,7 @@ mod errors;
 mod events;
 mod guard;
 mod handles;
+mod kinds;
 mod life;
 mod logging;
 mod make;

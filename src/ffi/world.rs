@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use super::arguments::{optional_text, timeout};
 use super::guard::{ask, free, guard};
 use super::handles::Table;
+use super::kinds::HandleKind;
 use super::options::read_world_options;
 use super::pointers::out;
 use super::release;
@@ -19,10 +20,10 @@ use crate::error::Result;
 use crate::logging;
 use crate::wait::Cancel;
 
-static WORLDS: Table<(), World> = Table::new(0xd357, "dm_world");
+static WORLDS: Table<(), World> = Table::new(HandleKind::World.number(), "dm_world");
 
 /// The flags that end a join in progress, by the token in dm_world_options.joining_out.
-static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
+static JOINING: Table<(), Cancel> = Table::new(HandleKind::Joining.number(), "dm_world");
 
 /// Joins the world: finds out which rank this process is, reaches the store, and agrees with the
 /// other ranks on the members of the world.

@@ -44,11 +44,28 @@ static void *work(void *data)
   return (void *)(intptr_t)wrong;
 }
 
+/* A handle of another type is unknown, also where both are the first ones of their types. */
+static void other_types(dm_mesh *mesh)
+{
+  dm_events *events = NULL;
+  int32_t fd = -7, rank = -7;
+  REQUIRE(dm_events_open(NULL, &events));
+  FAILS(DM_STATUS_INVALID_HANDLE, "dm_events", dm_events_fd((dm_events *)mesh, &fd));
+  FAILS(DM_STATUS_INVALID_HANDLE, "dm_mesh", dm_rank((dm_mesh *)events, &rank));
+  CHECK(fd == -7 && rank == -7);
+  dm_events_free((dm_events *)mesh);
+  dm_free((dm_mesh *)events);
+  OK(dm_events_fd(events, &fd));
+  OK(dm_rank(mesh, &rank));
+  dm_events_free(events);
+}
+
 int main(void)
 {
   const int32_t shape[] = {1, 1};
   const char *names[] = {"dp", "tp"};
   REQUIRE(dm_init("cpu", shape, 2, names, NULL, &root));
+  other_types(root);
   pthread_t threads[kThreads];
   for (int index = 0; index < kThreads; ++index) {
     if (pthread_create(&threads[index], NULL, work, (void *)(intptr_t)index) != 0) return 1;
