@@ -12,7 +12,7 @@ from support.nccl import RECORDER, check, job_of
 run = job_of("streams")
 
 
-@pytest.mark.parametrize("what", ["work", "failures", "dead", "abort", "recovery", "slow"])
+@pytest.mark.parametrize("what", ["work", "failures", "dead", "abort", "recovery", "shrink", "slow"])
 def test_waiting_for_a_stream(run, what):
     """A wait ends when the work is done, a communicator fails, a rank is lost, the mesh ends,
     another rank recovers, or the deadline passes; a waiter sleeps."""

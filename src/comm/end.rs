@@ -64,7 +64,7 @@ impl RootComms {
             if !is_told {
                 let (rank, mesh) = (self.mesh().rank(), self.mesh().describe());
                 log::warn!(
-                    "rank {rank}: ends {mesh} although the store has not taken the note of it for {} ms: dm_stream_wait of other ranks may not know",
+                    "rank {rank}: ends {mesh} although the store has not taken the note of this end within {} ms: dm_stream_wait on other ranks may not report it",
                     TOLD.as_millis()
                 );
             }

@@ -117,11 +117,11 @@ pub struct RootComms {
     /// The scope in which the ranks of the root agree on who is lost. This scope is made when
     /// dm_shrink first needs it.
     survivors: Mutex<Option<Arc<Scope>>>,
-    /// The ranks that have ended this root by dm_abort. The root's ranges share the list. `None`
+    /// The ranks that have ended this root by dm_abort, and on a library with streams also those
+    /// that have ended it by dm_recover or dm_shrink. The root's ranges share the list. `None`
     /// where the root has no other ranks with which it agrees.
     departures: Option<Arc<Departures>>,
-    /// Watches for ranks that end this root by dm_abort, for the events of this process. A range
-    /// has no watch.
+    /// Watches for ranks that end this root, for the events of this process. A range has no watch.
     departed: OnceLock<Arc<dyn events::Source>>,
     /// The number of the epoch in which the root was made.
     epoch: u64,
@@ -212,8 +212,8 @@ impl RootComms {
         Ok(made)
     }
 
-    /// Returns `scope` for calls on this root. Their waits end when a rank of the scope has ended
-    /// the root by dm_abort.
+    /// Returns `scope` for calls on this root. Their waits end when the store has the note of a
+    /// rank of the scope that it has ended the root.
     pub(super) fn of_this_mesh(&self, scope: Scope) -> Scope {
         match &self.departures {
             Some(departures) => scope.of_mesh(departures),
@@ -221,7 +221,8 @@ impl RootComms {
         }
     }
 
-    /// Whether another rank has ended this root by dm_abort, as far as the store knows by now.
+    /// Whether another rank has noted that it has ended this root, as far as the store knows by
+    /// now.
     pub(super) fn has_departures(&self, wait: &Wait) -> bool {
         self.departures.as_ref().is_some_and(|departures| departures.are_any(wait).unwrap_or(false))
     }
@@ -232,8 +233,8 @@ impl RootComms {
         self.departures.as_ref().filter(|_| self.mesh.root_size() > 1).and_then(Departures::tell)
     }
 
-    /// The list of the ranks that have ended this mesh by dm_abort; `None` for a mesh without a
-    /// world.
+    /// The list of the ranks that have noted that they have ended this mesh; `None` for a mesh
+    /// without a world.
     pub(super) fn departures(&self) -> Option<&Departures> {
         self.departures.as_deref()
     }

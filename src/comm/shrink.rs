@@ -294,6 +294,8 @@ impl RootComms {
             return None;
         }
         self.cancel().raise();
+        // The calls of dm_shrink itself have scopes that this note does not end.
+        self.tell_before_kernels_end();
         let is_spared =
             |communicator: &Arc<Communicator>| spared.as_ref().is_some_and(|one| Arc::ptr_eq(communicator, one));
         let _ = self.abort_communicators(|communicator| !is_spared(communicator));

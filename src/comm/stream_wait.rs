@@ -10,8 +10,8 @@
 //! Work that is done may still be wrong: a kernel that another rank aborts stops waiting for data
 //! and goes through its remaining steps, so over NVLink and shared memory its peers go on with what
 //! lies in their buffers, and end without an error. (It was seen on an H100 with four ranks:
-//! docs/gpu-results.md.) dm_abort and dm_recover therefore note in the store that they end the mesh
-//! before they abort, and this wait asks the store once more when the work is done.
+//! docs/gpu-results.md.) dm_abort, dm_recover and dm_shrink therefore note in the store that they end
+//! the mesh before they abort, and this wait asks the store once more when the work is done.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -52,6 +52,10 @@ const GRACE: Duration = Duration::from_secs(1);
 const LAST_LOOK: Duration = Duration::from_secs(2);
 /// The pause between two questions to the store while a loss is known or suspected.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// What a wait says whose work is done where the store does not say whether a rank has ended the
+/// mesh.
+const UNVERIFIED: &str =
+    "the work on the stream is done, but its results may be wrong, because the store does not say whether a rank has ended the mesh";
 /// How long the thread of the events looks for ranks that are behind, over all dimensions.
 const MOST_SEARCHED: Duration = Duration::from_millis(500);
 
@@ -69,8 +73,9 @@ impl View {
     /// `DM_STATUS_TIMEOUT` at the deadline, and with `DM_STATUS_DEVICE` when work on the stream has
     /// failed. The work then stays on the stream until the mesh is aborted.
     /// Fails with `DM_STATUS_PEER_LOST` also when the work is done and a rank is lost or has ended
-    /// the mesh by `dm_abort` or `dm_recover`, because the work may have ended by that abort with
-    /// wrong results.
+    /// the mesh by `dm_abort`, `dm_recover` or `dm_shrink`, because the work may have ended by that
+    /// abort with wrong results. Fails with `DM_STATUS_STORE` or `DM_STATUS_TIMEOUT` when the work
+    /// is done and the store does not say whether a rank has ended the mesh.
     ///
     /// # Safety
     /// `stream` is NULL or a live stream of the communicators' device.
@@ -281,9 +286,10 @@ impl WaitedFor<'_> {
         Ok(is_issued)
     }
 
-    /// Fails where a rank is lost or has ended the mesh by dm_abort or dm_recover, so that work
-    /// which is done may have wrong results. A rank notes that in the store before it aborts its
-    /// communicators.
+    /// Fails where a rank is lost or has ended the mesh by dm_abort, dm_recover or dm_shrink, so
+    /// that work which is done may have wrong results. A rank notes that in the store before it
+    /// aborts its communicators. Fails also where the store does not say whether there is a note,
+    /// because nobody knows then whether the results are right.
     fn is_whole(&self) -> Result<()> {
         let root = self.view.root_comms();
         let Some(world) = root.world().filter(|world| !world.rendezvous().is_offline()) else { return Ok(()) };
@@ -294,7 +300,11 @@ impl WaitedFor<'_> {
                 format!("{} before the work on the stream was done, so its results may be wrong", said(&lost));
             return Err(Error::new(Status::PeerLost, message).with_lost(&lost));
         }
-        let mut departed = world.departed_from(&self.communicators, &wait)?;
+        let departed = world.departed_from(&self.communicators, &wait);
+        let mut departed = departed.map_err(|error| match error.status() {
+            Status::Aborted => error,
+            _ => error.within(UNVERIFIED),
+        })?;
         departed.retain(|rank| self.ranks.contains(rank));
         departed.sort_unstable();
         departed.dedup();
@@ -303,7 +313,7 @@ impl WaitedFor<'_> {
         }
         let have = if departed.len() == 1 { "has" } else { "have" };
         let message = format!(
-            "{} {have} ended the mesh by dm_abort or dm_recover, so the results of the work on the stream may be wrong",
+            "{} {have} ended the mesh by dm_abort, dm_recover or dm_shrink, so the results of the work on the stream may be wrong",
             ranges(&departed)
         );
         Err(Error::new(Status::PeerLost, message).with_ranks(&departed))

@@ -38,16 +38,15 @@ pub(super) trait EndsWithWorld: Send + Sync {
     /// Whether the root mesh is in use on this rank.
     fn is_in_use(&self) -> bool;
 
-    /// Begins to watch for ranks that end the root mesh by dm_abort, for the events of this
-    /// process.
+    /// Begins to watch for ranks that end the root mesh, for the events of this process.
     fn watch_departures(&self);
 
     /// Marks the root mesh as finalized on this rank, unless it has ended before, and returns all
     /// its communicators, which the world then finalizes.
     fn finalize_with_world(&self) -> Vec<Arc<Communicator>>;
 
-    /// The other ranks that have ended the root mesh by dm_abort, as far as the store knows by now,
-    /// if the root mesh has one of these communicators.
+    /// The other ranks that have noted that they have ended the root mesh, as far as the store
+    /// knows by now, if the root mesh has one of these communicators.
     fn departed_from(&self, communicators: &[Arc<Communicator>], wait: &Wait) -> Result<Vec<i32>>;
 
     /// Marks the root mesh as ended by a recovery on this rank, unless it has ended before, ends
@@ -402,8 +401,8 @@ impl World {
         self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.set_quiet(false));
     }
 
-    /// The other ranks that have aborted one of these communicators by dm_abort of a mesh that has
-    /// it, as far as the store knows by now.
+    /// The other ranks that have ended a mesh which has one of these communicators, as far as the
+    /// store knows by now. A mesh that was freed on this rank is left out.
     pub(super) fn departed_from(&self, communicators: &[Arc<Communicator>], wait: &Wait) -> Result<Vec<i32>> {
         let mut departed = Vec::new();
         for root in self.living_roots() {

@@ -65,7 +65,7 @@ int main(void)
     const bool needs = rank != 0 && (kinds[kind].of_group ? rank == 1 : rank < kinds[kind].ranks);
     if (rank != 0 && rank < kinds[kind].ranks) {
       for (int again = 0; again < 2; ++again) {
-        if (needs) FAILS(DM_STATUS_PEER_LOST, "rank 0 has ended the mesh by dm_abort or dm_recover", kinds[kind].call());
+        if (needs) FAILS(DM_STATUS_PEER_LOST, "rank 0 has ended the mesh by dm_abort, dm_recover or dm_shrink", kinds[kind].call());
         else OK(kinds[kind].call());
       }
     }

@@ -229,7 +229,7 @@ static void wait_beside_an_abort(void)
   if (rank == leaver) OK(dm_abort(other));
   OK(dm_world_barrier(world, 0));
   if (rank != leaver) {
-    FAILS(DM_STATUS_PEER_LOST, "rank 3 has ended the mesh by dm_abort or dm_recover", dm_stream_wait(mesh, NULL, stream_of(7), 0));
+    FAILS(DM_STATUS_PEER_LOST, "rank 3 has ended the mesh by dm_abort, dm_recover or dm_shrink", dm_stream_wait(mesh, NULL, stream_of(7), 0));
     CHECK(failure().num_ranks == 1 && failure().ranks[0] == leaver && failure().num_lost == 0);
     GIVES(rank == 0 ? DM_STATUS_OK : DM_STATUS_PEER_LOST, dm_stream_wait(other, rank == 1 ? "dp" : "tp", stream_of(7), 0));
   }
@@ -259,6 +259,32 @@ static void wait_beside_a_recovery(void)
   OK(dm_world_finalize(world, 0));
   dm_free(mesh);
   dm_free(next);
+}
+
+/* Rank 0 shrinks the mesh while rank 1 waits along a dimension in which no rank is lost. */
+static void wait_beside_a_shrink(void)
+{
+  const int32_t lost[] = {3};
+  dm_mesh *mesh = made_square(), *left = NULL;
+  set_query(kDone);
+  OK(dm_world_barrier(world, 0));
+  if (rank == 1) {
+    /* The waits succeed until rank 0 has begun to end the mesh. */
+    const double until = seconds_now() + 60;
+    while (dm_stream_wait(mesh, "tp", stream_of(7), 0) == DM_STATUS_OK && seconds_now() < until) usleep(1000);
+    FAILS(DM_STATUS_PEER_LOST, "rank 0 has ended the mesh by dm_abort, dm_recover or dm_shrink",
+          dm_stream_wait(mesh, "tp", stream_of(7), 0));
+    CHECK(failure().num_ranks == 1 && failure().ranks[0] == 0 && failure().num_lost == 0);
+  }
+  if (rank != lost[0]) REQUIRE(dm_shrink(mesh, "dp", lost, 1, NULL, &left));
+  if (rank < 2) {
+    CHECK(sum_along(left, "tp") == 2);
+    OK(dm_finalize(left, NULL));
+  }
+  OK(dm_world_barrier(world, 0));
+  OK(dm_abort(mesh));
+  dm_free(left);
+  dm_free(mesh);
 }
 
 static void (*own)(void *start, size_t bytes, int device);
@@ -459,6 +485,7 @@ static const rank_case kCases[] = {
     {"work", wait_for_work}, {"failures", wait_for_failures}, {"dead", wait_for_the_dead}, {"abort", wait_beside_an_abort}, {"amd", amd},
     {"slow", slow_waits},
     {"another device", another_device}, {"pointers", check_pointers}, {"recovery", wait_beside_a_recovery},
+    {"shrink", wait_beside_a_shrink},
 };
 
 int main(int count, char **arguments)

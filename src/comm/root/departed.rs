@@ -1,5 +1,6 @@
 //! The events of a root mesh which say that this rank or another rank has ended the mesh by
-//! dm_abort.
+//! dm_abort. On a library with streams the other ranks also note that dm_recover and dm_shrink end
+//! it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,19 +17,21 @@ const ASK: Duration = Duration::from_secs(2);
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Watches for ranks that end a mesh by dm_abort, for the events of this process.
+/// Watches for ranks that end a mesh, for the events of this process.
 pub(super) struct DepartureWatch {
     /// Whether the mesh is alive on this rank. A mesh that has ended here gives no further events.
     life: Arc<LifeFlag>,
     /// The event, without the ranks and the message.
     event: Event,
+    /// The functions by which a rank may have ended the mesh.
+    ways: &'static str,
     /// A look holds this lock. So the end of the mesh waits for the look, and takes the value.
     looking: Mutex<Option<Looking>>,
 }
 
 /// The state of the looks: what they use, and what they have found.
 struct Looking {
-    /// The ranks that have ended the mesh by dm_abort, in the store of the world.
+    /// The ranks that have ended the mesh, in the store of the world.
     departures: Arc<Departures>,
     /// When the store was asked last; `None` where nobody has asked.
     asked: Option<Instant>,
@@ -42,8 +45,11 @@ impl DepartureWatch {
     pub(super) fn begin(root: &RootComms) -> Option<Arc<dyn events::Source>> {
         let departures = Arc::clone(root.departures.as_ref().filter(|_| root.mesh.root_size() > 1)?);
         let event = root.event(Kind::Aborted, String::new());
+        // On the host engine the abort itself tells the other ranks of dm_recover and dm_shrink.
+        let has_streams = root.library.as_ref().is_some_and(|library| library.has_streams());
+        let ways = if has_streams { "dm_abort, dm_recover or dm_shrink" } else { "dm_abort" };
         let looking = Looking { departures, asked: None, told: Vec::new() };
-        let watch = DepartureWatch { life: root.life_flag(), event, looking: Mutex::new(Some(looking)) };
+        let watch = DepartureWatch { life: root.life_flag(), event, ways, looking: Mutex::new(Some(looking)) };
         let watch: Arc<dyn events::Source> = Arc::new(watch);
         events::announce(Arc::downgrade(&watch));
         Some(watch)
@@ -69,7 +75,7 @@ impl events::Source for DepartureWatch {
         }
         looking.told.extend(&ranks);
         let (me, group) = (self.event.rank, self.event.group.as_deref().unwrap_or_default());
-        let message = format!("rank {me}: {} ended {group} by dm_abort", ranges(&ranks));
+        let message = format!("rank {me}: {} ended {group} by {}", ranges(&ranks), self.ways);
         let time = std::time::SystemTime::now();
         vec![Event { time, message, ..self.event.clone() }.about(ranks)]
     }

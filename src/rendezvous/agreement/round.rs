@@ -351,7 +351,7 @@ impl Round {
         };
         let (who, number) = (ranges(gone), self.number);
         let message =
-            format!("{who} {have} ended the mesh by dm_abort or dm_recover, and {call} as call {number} needs {them}");
+            format!("{who} {have} ended the mesh by dm_abort, dm_recover or dm_shrink, and {call} as call {number} needs {them}");
         Some(Verdict::of_departure(mesh, &Error::new(Status::PeerLost, message).with_ranks(gone)))
     }
 
