@@ -27,7 +27,7 @@ impl RootComms {
         let config = named_config(library, first_use.config.as_ref(), name);
         let (wait, timeout) = (self.wait(None), self.timeout());
         if group.size() == 1 {
-            let _turn = world.single_turn();
+            let _turn = world.take_single_turn(&wait)?;
             if communicator.state() != State::Unmade {
                 return Ok(());
             }

@@ -24,7 +24,7 @@
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing  recovered  recovering
 //! 1  one communicator         world_device  handle  failure  communicator
-//! 0  tools                    gate  background  refusal  polling  names  elements  options  path  world_options
+//! 0  tools                    gate  background  refusal  polling  names  elements  options  path  turn  world_options
 //! ```
 
 mod background;
@@ -71,6 +71,7 @@ mod sharing;
 mod shrink;
 mod slices;
 mod stream_wait;
+mod turn;
 mod view;
 mod view_groups;
 mod world;

@@ -59,6 +59,8 @@ impl View {
         let Some(world) = self.root_comms().world() else { return Ok(()) };
         let wait = self.root_comms().wait_for_peers(None);
         let _turn = world.take_turn(&wait)?;
+        // The call that had the turn before may have ended the mesh.
+        self.root_comms().alive()?;
         let has_threads = world.note_collective_thread();
         wait.outcome(check_order(collectives, &wait)).map_err(|error| match (error.status(), has_threads) {
             (Status::Mismatch, true) => error.followed_by(

@@ -2,16 +2,23 @@
 //! and which mesh the next recovery is about.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::thread::sleep;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::rendezvous::{self, Epoch, Recovery, Replicas};
+use crate::wait::Wait;
 
 /// Why a thread of a rank cannot recover now.
 const BUSY: &str = "another thread of this rank is inside dm_recover of this world";
 
-/// How a rank recovers. The world has one, because an epoch belongs to the world.
+/// How often a thread that waits for the end of another thread's recovery looks.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// The state that a rank keeps between its recoveries. Each world has one such value, because an
+/// epoch belongs to the world.
 #[derive(Default)]
 pub(super) struct Recovering {
     /// The way of this rank through the decisions. The thread that recovers holds the lock.
@@ -56,10 +63,17 @@ impl Recovering {
         error.message() == BUSY
     }
 
-    /// Waits until no other thread recovers, and returns this rank's way; `None` where it has never
-    /// recovered.
-    pub(super) fn wait_and_lock(&self) -> MutexGuard<'_, Option<Way>> {
-        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Does what [`lock`](Recovering::lock) does, and waits while another thread recovers. Fails
+    /// when the wait ends before.
+    pub(super) fn wait_and_lock(&self, wait: &Wait) -> Result<MutexGuard<'_, Option<Way>>> {
+        loop {
+            match self.lock() {
+                Err(busy) if wait.deadline.passed() => return Err(busy),
+                Err(_) => wait.cancel.check()?,
+                taken => return taken,
+            }
+            sleep(AGAIN.min(wait.deadline.left()));
+        }
     }
 
     /// Returns how many recoveries this rank has begun, with those that it has refused and told of.
@@ -109,6 +123,7 @@ pub(super) fn first_epoch(world: &rendezvous::World, mesh: &Mesh, dim: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Status;
 
     /// The other ranks are told of refusals, but not of this refusal.
     #[test]
@@ -120,5 +135,19 @@ mod tests {
         assert!(!Recovering::is_busy(&Error::invalid_state("there is nothing to recover")));
         drop(held);
         assert!(recovering.lock().is_ok());
+    }
+
+    #[test]
+    fn a_wait_for_another_threads_recovery_ends() {
+        let recovering = Recovering::default();
+        let held = recovering.lock().expect("nobody recovers");
+        let late = recovering.wait_and_lock(&Wait::after(Duration::ZERO)).err().expect("another thread recovers");
+        assert!(Recovering::is_busy(&late), "{late}");
+        let cancelled = Wait::after(Duration::from_secs(3600));
+        cancelled.cancel.raise();
+        let ended = recovering.wait_and_lock(&cancelled).err().expect("the wait is cancelled");
+        assert_eq!(ended.status(), Status::Aborted);
+        drop(held);
+        assert!(recovering.wait_and_lock(&cancelled).is_ok());
     }
 }

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::groups::{self, refuse_inside};
 use super::recovering::Recovering;
 use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
+use super::turn::{Turn, Turns};
 use super::world_device::{check_even_hosts, check_reaches_hosts, exclusive_device, log_join, takes_device};
 use super::world_options::WorldOptions;
 use crate::ccl::{self, Device, DeviceChoice, Library};
@@ -80,10 +81,8 @@ pub struct World {
     device: Option<Device>,
     /// The device's number for those who ask. Beside RCCL it is the number that the program gave.
     device_number: Option<usize>,
-    /// Whether a thread is inside a collective call of this world.
-    is_in_call: Mutex<bool>,
-    /// Wakes the threads that wait for their turn.
-    turn_over: Condvar,
+    /// The turns of the threads that make collective calls of this world.
+    calls: Turns,
     /// How many meshes over existing communicators were made, by their ranks.
     adopted: Mutex<HashMap<Vec<i32>, u64>>,
     /// Raised by [`abort`](World::abort). The flags of the root meshes are its children.
@@ -94,18 +93,14 @@ pub struct World {
     is_departure_told: AtomicBool,
     /// The root meshes of this world, which its abort ends.
     roots: Mutex<Vec<Weak<dyn EndsWithWorld>>>,
-    /// Held while the communicator of this rank alone is made.
-    single_turn: Mutex<()>,
+    /// The turns of the threads that make the communicator of this rank alone.
+    singles: Turns,
     /// The thread that has made the first collective that the ranks have compared, and whether
     /// another thread has made one.
     collective_threads: Mutex<(Option<ThreadId>, bool)>,
     /// The memory that C callers borrow for as long as the world lives.
     lent: Mutex<Vec<Lent>>,
 }
-
-/// The right to make one collective call of the world. Dropping it gives the turn to the next
-/// thread.
-pub(super) struct Turn<'a>(&'a World);
 
 impl World {
     /// Joins the world of `device_type`. **Collective over the world** unless it is offline.
@@ -162,14 +157,13 @@ impl World {
             rendezvous,
             library,
             device,
-            is_in_call: Mutex::new(false),
-            turn_over: Condvar::new(),
+            calls: Turns::default(),
             adopted: Mutex::default(),
             cancel: options.join.cancel.clone(),
             is_finalized: AtomicBool::new(false),
             is_departure_told: AtomicBool::new(false),
             roots: Mutex::default(),
-            single_turn: Mutex::default(),
+            singles: Turns::default(),
             collective_threads: Mutex::default(),
             lent: Mutex::default(),
         })
@@ -233,7 +227,7 @@ impl World {
         self.alive()?;
         self.tell_if_refused("dm_world_barrier", || refuse_inside("dm_world_barrier", self.library.as_ref()))?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous.timeout()));
-        let _turn = self.take_turn(&wait)?;
+        let _turn = self.take_turn_alive(&wait)?;
         wait.outcome(self.rendezvous.barrier_by(&wait))
     }
 
@@ -244,7 +238,7 @@ impl World {
         self.tell_if_refused("dm_world_locations", || {
             refuse_inside("dm_world_locations", self.library.as_ref())?;
             let wait = self.wait(timeout.unwrap_or(self.rendezvous.timeout()));
-            let _turn = self.take_turn(&wait)?;
+            let _turn = self.take_turn_alive(&wait)?;
             wait.outcome(self.rendezvous.locations(mine, &wait))
         })
     }
@@ -417,30 +411,25 @@ impl World {
         self.device.as_ref().map_or(Ok(()), Device::select)
     }
 
+    /// Waits for the calling thread's turn, and checks that the world is alive, because the call
+    /// that had the turn before may have ended the world.
+    fn take_turn_alive(&self, wait: &Wait) -> Result<Turn<'_>> {
+        let turn = self.take_turn(wait)?;
+        self.alive().map(|()| turn)
+    }
+
     /// Waits for the calling thread's turn to make a collective call, because the calls of one
     /// world happen one after another.
     pub(super) fn take_turn(&self, wait: &Wait) -> Result<Turn<'_>> {
-        let mut is_in_call = lock(&self.is_in_call);
-        while *is_in_call {
-            wait.cancel.check()?;
-            if wait.deadline.passed() {
-                return Err(Error::timeout(format!(
-                    "another thread of rank {} was inside a collective call of this world for {} ms",
-                    self.rank(),
-                    wait.deadline.timeout().as_millis()
-                )));
-            }
-            let waited = self.turn_over.wait_timeout(is_in_call, wait.deadline.slice());
-            is_in_call = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        *is_in_call = true;
-        Ok(Turn(self))
+        let busy = || format!("another thread of rank {} was inside a collective call of this world", self.rank());
+        self.calls.take(wait, busy)
     }
 
-    /// Returns the lock that is held while the communicator of this rank alone is made. Making it
+    /// Waits for the calling thread's turn to make the communicator of this rank alone. Making it
     /// waits for no other rank, so it does not wait for its turn behind collective calls.
-    pub(super) fn single_turn(&self) -> MutexGuard<'_, ()> {
-        lock(&self.single_turn)
+    pub(super) fn take_single_turn(&self, wait: &Wait) -> Result<Turn<'_>> {
+        let busy = || format!("another thread of rank {} was making the communicator of this rank alone", self.rank());
+        self.singles.take(wait, busy)
     }
 
     /// Notes that the calling thread makes a collective that the ranks compare. Returns whether
@@ -464,13 +453,6 @@ impl World {
             epoch => format!("e{epoch}-"),
         };
         format!("adopted{epoch}{count}-{}-{digest:016x}", ranks.len())
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.is_in_call) = false;
-        self.0.turn_over.notify_one();
     }
 }
 

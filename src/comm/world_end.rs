@@ -55,9 +55,9 @@ impl World {
     /// Tells the ranks that wait for a place in the mesh that the job has ended. Every rank of the
     /// mesh does that, so it does not matter when one of them dies meanwhile.
     fn tell_end(&self, wait: &Wait) {
-        if let Some(way) = &mut *self.recovering().wait_and_lock()
-            && let Err(error) = way.recovery.end(wait)
-        {
+        let told = self.recovering().wait_and_lock(wait);
+        let told = told.and_then(|mut way| way.as_mut().map_or(Ok(()), |way| way.recovery.end(wait)));
+        if let Err(error) = told {
             log::warn!(
                 "rank {}: ranks that wait may not learn that the job has ended: {}",
                 self.rank(),
@@ -66,7 +66,8 @@ impl World {
         }
     }
 
-    /// Ends the world on this rank, whose meshes have ended: the others have ended theirs.
+    /// Ends the world on this rank alone, because no other rank takes part: the job has ended, or
+    /// this process was never let in.
     pub(super) fn end_alone(&self) {
         let wait = self.wait(self.rendezvous().timeout());
         let _ = self.finalize_all(Peers::none(&wait));
