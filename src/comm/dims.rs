@@ -34,6 +34,13 @@ impl WantedDims {
             |index: &usize| root.communicator(self.view.dim_name(*index), self.view.dim_layout(*index)).is_some();
         self.dims.iter().all(|(index, _)| known(index))
     }
+
+    /// Whether `root` itself has a communicator, made or planned, for every dimension under its
+    /// name.
+    pub(super) fn are_own(&self, root: &RootComms) -> bool {
+        let own = |index: &usize| root.own_dim(self.view.dim_name(*index), self.view.dim_layout(*index)).is_some();
+        self.dims.iter().all(|(index, _)| own(index))
+    }
 }
 
 /// Existing communicators that the wanted dimensions can take.

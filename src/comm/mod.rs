@@ -72,6 +72,8 @@ mod shrink;
 mod slices;
 mod stream_wait;
 mod turn;
+#[cfg(test)]
+mod two_ranks;
 mod view;
 mod view_groups;
 mod world;

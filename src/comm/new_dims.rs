@@ -31,18 +31,29 @@ impl View {
         let wanted = WantedDims { view: flat.clone(), dims: vec![(0, options.dim(0))] };
         let exists = flat.is_known() && wanted.are_known(self.space());
         if !(exists || self.root_comms().is_offline()) {
-            let text = format!(
-                "dm_flatten(dims=({}), name={}{})",
-                self.mesh().dim_names().join(", "),
-                flat.dim_name(0),
-                options.dim(0).agreed_suffix()
-            );
-            self.give_comms(&text, &wanted, options)?;
+            self.make_flat(&wanted, options)?;
         }
         flat.publish()?;
         let made = self.taken(flat, |flat| Step::Flatten(flat.dim_name(0).to_owned()));
         self.note_made(&made, &options.dims, exists);
         Ok(made)
+    }
+
+    /// Gives the flattened dimension its communicator, unless another thread has made it meanwhile.
+    fn make_flat(&self, wanted: &WantedDims, options: &CallOptions) -> Result<()> {
+        let text = format!(
+            "dm_flatten(dims=({}), name={}{})",
+            self.mesh().dim_names().join(", "),
+            wanted.view.dim_name(0),
+            options.dim(0).agreed_suffix()
+        );
+        let (call, scope) = self.begin(&text, options)?;
+        // The thread that had the turn before may have made the dimension, on all ranks. So no rank
+        // makes this call: each rank finds the dimension here, or before it waits for its turn.
+        if wanted.are_own(self.space()) {
+            return Ok(());
+        }
+        self.give_comms(call, scope, &text, wanted)
     }
 
     /// Notes that a call has made dimensions which the next mesh is to have, too.
@@ -52,14 +63,15 @@ impl View {
         }
     }
 
-    /// Makes the dimensions again that a call has made on the root mesh before this one, of which
-    /// this is the whole. **Collective over the root mesh**. Does nothing where they do not fit the
-    /// sizes of this one.
+    /// Makes again, on this root mesh, the dimensions that a call has made on the root mesh of the
+    /// epoch before. This view has all ranks of its root mesh. **Collective over the root mesh**.
+    /// Does nothing where the dimensions do not fit the sizes of this mesh.
     pub(super) fn make_again(&self, made: &MadeDims, timeout: Duration) -> Result<()> {
         let MadeDims { path, options } = made;
         if let Err(error) = self.follow(path) {
             let message = error.message();
-            log::warn!("rank {}: dimensions that were made go for now: {message}", self.mesh().rank());
+            let rank = self.mesh().rank();
+            log::warn!("rank {rank}: dimensions that an earlier call made are left out of this mesh: {message}");
             return Ok(());
         }
         let Some((last, before)) = path.split_last() else { return Ok(()) };
@@ -98,7 +110,8 @@ impl View {
         })
     }
 
-    /// `mesh` with communicators for the new dimensions from index `at`. The step leads there.
+    /// `mesh` with communicators for the new dimensions from index `at`. `step` leads from this
+    /// view to `mesh`.
     fn replace(
         &self,
         call: impl FnOnce() -> String,
@@ -115,7 +128,8 @@ impl View {
             let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
             let text = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
-            self.give_comms(&text, &WantedDims { view: mesh.clone(), dims }, options)?;
+            let (call, scope) = self.begin(&text, options)?;
+            self.give_comms(call, scope, &text, &WantedDims { view: mesh.clone(), dims })?;
         }
         let made = self.taken(mesh, |_| step());
         self.note_made(&made, &options.dims, false);
@@ -175,11 +189,10 @@ impl View {
         made.map(|range| View::new(cut, range, Arc::clone(self.root_comms())))
     }
 
-    /// Gives dimensions of a view of this one's root their communicators. Collective over the root
-    /// mesh.
-    fn give_comms(&self, text: &str, wanted: &WantedDims, options: &CallOptions) -> Result<()> {
+    /// Gives dimensions of a view of this one's root their communicators in that call. Collective
+    /// over the root mesh.
+    fn give_comms(&self, call: Call<'_>, scope: &Scope, text: &str, wanted: &WantedDims) -> Result<()> {
         let space = self.space();
-        let (call, scope) = self.begin(text, options)?;
         let (call, shared) = SharedComms::candidates(space, None, wanted).agree(call, scope, text)?;
         call.run(|work| make_dims(work, space, space, wanted, &shared))
     }
@@ -198,5 +211,27 @@ impl View {
             self.space().library().map_or(Ok(()), |library| library.check_no_capture(text, None))?;
         }
         Ok((Call::begin(world, Some(self.space()), self.space().wait_for_peers(options.timeout))?, scope))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::two_ranks::two_ranks;
+
+    /// Two threads of each rank make the same dimension. The second thread of rank 0 has looked
+    /// before the dimension was there, and the second thread of rank 1 looks afterwards.
+    #[test]
+    fn a_dimension_that_another_thread_has_made_before_the_turn_is_not_made_again() {
+        two_ranks(|world| {
+            let view = View::init(world, &[2, 1], &["dp", "tp"]).unwrap();
+            let options = CallOptions::default();
+            let flat = view.flatten(Some("flat"), &options).unwrap();
+            if world.rank() == 0 {
+                let wanted = WantedDims { view: flat.mesh().clone(), dims: vec![(0, options.dim(0))] };
+                view.make_flat(&wanted, &options).unwrap();
+            }
+            view.root_comms().finalize().unwrap();
+        });
     }
 }

@@ -19,12 +19,12 @@ use super::create::mesh_text;
 use super::next_mesh::{CALL, Job};
 use super::options::RecoverOptions;
 use super::recovering::{Beginning, Recovering, Way};
-use super::refusal::is_refusal;
+use super::refusal::{is_refusal, noting_begun};
 use super::root::{Life, RootComms};
 use super::view::View;
 use super::world::World;
 use crate::error::{Error, Result};
-use crate::rendezvous::Recovery;
+use crate::rendezvous::{Recovery, note_begun_by_this_thread};
 use crate::wait::{Deadline, Wait};
 
 /// How long the store may take to hear of a refusal. The caller waits for that, and for no other
@@ -56,12 +56,11 @@ impl View {
     pub(crate) fn tell_recover_if_refused<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let world = self.root_comms().world().filter(|world| !world.rendezvous().is_offline());
         let Some(world) = world.filter(|_| Error::check_fork().is_ok()) else { return call() };
-        let begun = world.recovering().begun();
-        let outcome = call();
+        let (outcome, has_begun) = noting_begun(call);
         if let Err(error) = &outcome
             && is_refusal(error)
             && !Recovering::is_busy(error)
-            && world.recovering().begun() == begun
+            && !has_begun
             && world.alive().is_ok()
         {
             self.refuse_recovery(world, error);
@@ -77,7 +76,7 @@ impl View {
         let known = way.as_ref().map_or(0, |way| way.recovery.epoch().replicas.dim);
         let Ok(way) = Way::begin(&mut way, world.rendezvous(), &beginning(root), known) else { return };
         if way.root == root.id() {
-            world.recovering().begin();
+            note_begun_by_this_thread();
             way.recovery.refuse(error, &world.wait(TELL));
         }
     }
@@ -95,7 +94,7 @@ impl View {
         let way = Way::begin(&mut way, world.rendezvous(), &beginning(root), index)?;
         self.check_way(way, index, options)?;
 
-        world.recovering().begin();
+        note_begun_by_this_thread();
         let wait = world.wait(options.timeout.unwrap_or(root.timeout()));
         if way.recovery.is_in_mesh() && root.life() == Life::Alive && !self.has_reason(&mut way.recovery, &wait) {
             return Err(Error::invalid_state(format!(

@@ -1,7 +1,6 @@
 //! The state of one rank between its recoveries (docs/recovery.md): which decisions it has read,
 //! and which mesh the next recovery is about.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::thread::sleep;
 use std::time::Duration;
@@ -23,8 +22,6 @@ const AGAIN: Duration = Duration::from_millis(10);
 pub(super) struct Recovering {
     /// The way of this rank through the decisions. The thread that recovers holds the lock.
     way: Mutex<Option<Way>>,
-    /// How many recoveries this rank has begun, with those that it has refused and told of.
-    begun: AtomicU64,
 }
 
 /// The root mesh at which a rank's way begins.
@@ -76,15 +73,6 @@ impl Recovering {
         }
     }
 
-    /// Returns how many recoveries this rank has begun, with those that it has refused and told of.
-    pub(super) fn begun(&self) -> u64 {
-        self.begun.load(Ordering::SeqCst)
-    }
-
-    /// Notes that this rank begins a recovery, or tells the others that it has refused one.
-    pub(super) fn begin(&self) {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 impl Way {

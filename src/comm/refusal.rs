@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::Scope;
+use crate::rendezvous::{Scope, begun_by_this_thread};
 use crate::wait::{Cancel, Wait};
 
 /// How long the store may take to hear of a refusal. The caller waits for that, and for no other
@@ -30,15 +30,23 @@ pub(super) fn tell_if_refused<T>(
 ) -> Result<T> {
     // A forked child must not speak for its parent.
     let Some(scope) = scope.filter(|_| Error::check_fork().is_ok()) else { return call() };
-    let begun = scope.calls_begun();
-    let outcome = call();
-    if let Err(error) = &outcome {
-        // A call that has begun its agreement has told the other ranks of its failure itself.
-        if is_refusal(error) && scope.calls_begun() == begun {
-            tell(scope, cancel, function, error);
-        }
+    let (outcome, has_begun) = noting_begun(call);
+    if let Err(error) = &outcome
+        && is_refusal(error)
+        && !has_begun
+    {
+        tell(scope, cancel, function, error);
     }
     outcome
+}
+
+/// Runs `call`. Returns its outcome, and whether the calling thread has begun an agreement in it or
+/// has told of a refusal. If so, the other ranks learn of a failure in this way. Agreements that
+/// other threads begin meanwhile do not count.
+pub(super) fn noting_begun<T>(call: impl FnOnce() -> T) -> (T, bool) {
+    let before = begun_by_this_thread();
+    let outcome = call();
+    (outcome, begun_by_this_thread() != before)
 }
 
 /// Whether a rank that fails in this way, before it takes part in a call, has refused the call.
@@ -50,4 +58,31 @@ pub(super) fn is_refusal(error: &Error) -> bool {
 /// `cancel` ends the telling.
 pub(super) fn tell(scope: &Scope, cancel: Cancel, function: &str, error: &Error) {
     scope.tell_refusal(function, error, &Wait { cancel, ..Wait::after(TELL) });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::scope;
+
+    use super::*;
+    use crate::comm::two_ranks::two_ranks;
+
+    #[test]
+    fn a_refusal_is_told_though_another_thread_makes_a_call_meanwhile() {
+        two_ranks(|world| match world.rank() {
+            0 => {
+                let refused = world.tell_if_refused("dm_world_locations", || {
+                    // The other thread takes a number of the scope, and ends its call.
+                    scope(|threads| threads.spawn(|| world.barrier(None)).join().unwrap())?;
+                    Err::<(), _>(Error::invalid("a wrong argument"))
+                });
+                assert_eq!(refused.unwrap_err().message(), "a wrong argument");
+            }
+            _ => {
+                world.barrier(None).unwrap();
+                let error = world.locations(None, None).unwrap_err();
+                assert!(error.message().contains("a wrong argument"), "{error}");
+            }
+        });
+    }
 }

@@ -16,7 +16,7 @@ use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
 use super::names::{parent_config, ranks_text};
 use super::options::{CallOptions, DimOptions, MeshOptions};
-use super::refusal::{is_refusal, tell, tell_if_refused};
+use super::refusal::{is_refusal, noting_begun, tell, tell_if_refused};
 use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
@@ -24,7 +24,7 @@ use crate::error::{Error, Result, Status};
 use crate::events::{Kind, publish};
 use crate::mesh::Mesh;
 use crate::rank_list::ranges;
-use crate::rendezvous::{Scope, TakenForLost};
+use crate::rendezvous::{Scope, TakenForLost, note_begun_by_this_thread};
 
 /// One attempt of this rank to shrink a mesh to the ranks that are left.
 struct Attempt {
@@ -77,14 +77,13 @@ impl View {
         if lost.is_empty() {
             return tell_if_refused(space.survivors_scope(world).ok().as_deref(), world.cancel(), CALL, call);
         }
-        let begun = space.shrink_attempts.load(Ordering::SeqCst);
-        let outcome = call();
+        let (outcome, has_begun) = noting_begun(call);
         if let Err(error) = &outcome
             && is_refusal(error)
+            && !has_begun
             && self.could_leave_out(lost)
-            && space.shrink_attempts.load(Ordering::SeqCst) == begun
         {
-            let number = space.shrink_attempts.fetch_add(1, Ordering::SeqCst);
+            let number = space.next_shrink_attempt();
             let attempt = self.attempt_scope(world, &number.to_string(), lost);
             let _ = attempt.map(|(_, scope)| tell(&scope, world.cancel(), CALL, error));
         }
@@ -125,7 +124,7 @@ impl View {
             if let Some(made) = try_next(number).transpose() {
                 break made;
             }
-            number = space.shrink_attempts.fetch_add(1, Ordering::SeqCst);
+            number = space.next_shrink_attempt();
         };
         end_parent(world, parent);
         made.map(View::of_root)
@@ -217,7 +216,7 @@ impl View {
     /// Ends this rank's calls and communicators of the root. Returns the number of this attempt on
     /// the root, and the communicator over all its ranks, which stays, where there is one.
     fn end_to_shrink(&self, world: &World) -> (u64, Option<Arc<Communicator>>) {
-        let number = self.space().shrink_attempts.fetch_add(1, Ordering::SeqCst);
+        let number = self.space().next_shrink_attempt();
         let parent = self.space().parent_to_shrink(world).filter(|_| number == 0);
         (number, self.root_comms().end_except(parent))
     }
@@ -279,6 +278,13 @@ fn end_parent(world: &World, parent: Option<Arc<Communicator>>) {
 }
 
 impl RootComms {
+    /// Begins the next attempt of this rank to shrink the root, or the next refusal of one. Returns
+    /// the number of the attempt.
+    fn next_shrink_attempt(&self) -> u64 {
+        note_begun_by_this_thread();
+        self.shrink_attempts.fetch_add(1, Ordering::SeqCst)
+    }
+
     /// The communicator over all ranks of the root from which others are split, where there is one
     /// that works or has worked.
     fn parent_to_shrink(&self, world: &World) -> Option<Arc<Communicator>> {

@@ -459,3 +459,21 @@ impl World {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+
+    /// A thread waits for its turn while another thread finalizes the world.
+    #[test]
+    fn a_turn_in_a_world_that_has_ended_is_an_error() {
+        let world = World::join("cpu", &WorldOptions::new(rendezvous::JoinOptions::ranked(0, 1))).unwrap();
+        let wait = Wait::after(Duration::from_secs(60));
+        drop(world.take_turn_alive(&wait).unwrap());
+        world.take_to_finalize();
+        assert_eq!(world.take_turn_alive(&wait).map(drop).unwrap_err().status(), Status::Aborted);
+        // The turn was given back.
+        assert!(world.take_turn(&wait).is_ok());
+    }
+}

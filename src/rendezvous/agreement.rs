@@ -69,5 +69,6 @@ pub(super) use recovery::{AtDoor, Note, count_waiting, decided_at, door_note, en
 pub(super) use round::Membership;
 pub use round::Round;
 pub use scope::Scope;
+pub(crate) use scope::{begun_by_this_thread, note_begun_by_this_thread};
 pub use survivors::AgreedLosses;
 pub use suspects::TakenForLost;

@@ -41,7 +41,7 @@ pub use agreement::{
     Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Request, Seen,
     Terms, Why, mesh_text,
 };
-pub(crate) use agreement::{check_len, check_order};
+pub(crate) use agreement::{begun_by_this_thread, check_len, check_order, note_begun_by_this_thread};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};

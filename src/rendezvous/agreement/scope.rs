@@ -1,5 +1,6 @@
 //! A set of ranks that make collective calls in the same order.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -43,6 +44,25 @@ pub struct Scope {
 /// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
 /// call is agreed, so a program that goes on refusing must not fill the store.
 pub(super) const MOST_REFUSALS: u64 = 1000;
+
+thread_local! {
+    /// How many calls this thread has begun or refused, in all scopes.
+    static BEGUN_HERE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns how many calls the calling thread has begun or refused, in all scopes. Other threads of
+/// this rank may begin calls of the same scope meanwhile, so the numbers of a scope do not say
+/// whether this thread has begun one.
+pub(crate) fn begun_by_this_thread() -> u64 {
+    BEGUN_HERE.try_with(Cell::get).unwrap_or_default()
+}
+
+/// Notes that the calling thread begins a call, or refuses one. A scope notes that itself. The
+/// other callers are calls that take a number before they have a scope.
+pub(crate) fn note_begun_by_this_thread() {
+    // A thread whose thread-locals are gone is about to end.
+    let _ = BEGUN_HERE.try_with(|begun| begun.set(begun.get() + 1));
+}
 
 impl Scope {
     /// Returns a scope whose keys begin with `prefix`, which is equal on all its ranks and is used
@@ -354,6 +374,7 @@ impl Scope {
 
     /// Begins the next call. A rank that refuses the call takes no part in it.
     fn next_round(&self, call: &str) -> Round {
+        note_begun_by_this_thread();
         self.round_of(call, self.calls.fetch_add(1, Ordering::SeqCst))
     }
 
