@@ -381,6 +381,12 @@ impl Drop for RootComms {
         let survivors = self.survivors.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors, self.departures.take()));
         self.departed.take().iter().for_each(|watch| watch.release());
+        // On a library with streams the question whether a communicator has failed may last for
+        // seconds, and dropping a root must not block.
+        let has_streams = self.library.as_ref().is_some_and(|library| library.has_streams());
+        if has_streams && world.comms().has_unheld() {
+            return hand_over(Unasked(world));
+        }
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);
@@ -402,6 +408,15 @@ impl Drop for Leftovers {
     fn drop(&mut self) {
         // An abort that fails leaves nothing to be done.
         let _ = abort_all(&self.abandoned);
+    }
+}
+
+/// The world of a dropped root mesh, whose communicators were not asked yet whether they have failed.
+struct Unasked(Arc<World>);
+
+impl Drop for Unasked {
+    fn drop(&mut self) {
+        self.0.comms().end_abandoned();
     }
 }
 

@@ -157,6 +157,11 @@ impl CommTable {
         lock(&self.living).retain(|communicator| !Arc::ptr_eq(communicator, ended));
     }
 
+    /// Whether there is a communicator that no root mesh holds any more. Asks no library.
+    pub(super) fn has_unheld(&self) -> bool {
+        lock(&self.living).iter().any(|communicator| communicator.is_unheld())
+    }
+
     /// Takes the failed communicators that no root mesh holds any more; the caller ends them. Those
     /// that have not failed stay, because their raw pointers may be in use.
     pub(super) fn take_abandoned(&self) -> Vec<Arc<Communicator>> {

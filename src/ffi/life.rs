@@ -170,11 +170,11 @@ pub unsafe extern "C" fn dm_finalize(mesh: *const dm_mesh, options: *const dm_ca
 /// Gives the world ranks of this view that are known to be lost by now (see "lost" at the head of
 /// this file), in ascending order, without a limit of their number. dm_shrink takes this list.
 ///
-/// Local: it asks the store, and waits for half a second at most where the store does not answer.
-/// *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The call
-/// also answers after the mesh has ended. On a mesh without a world (dm_from_comms) it knows only
-/// losses that a communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
-/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+/// Local: it asks the store and the communicators, and waits for half a second at most where they
+/// do not answer. *len_out is the number of lost ranks. Other ranks may learn of a loss a moment
+/// earlier or later. The call also answers after the mesh has ended. On a mesh without a world
+/// (dm_from_comms) it knows only losses that a communicator of the mesh has met. Errors:
+/// DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// ranks is NULL or has room for capacity elements; len_out is NULL or writable.

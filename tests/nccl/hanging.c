@@ -43,6 +43,12 @@ static dm_status step_check(void *mesh)
   return dm_check((dm_mesh *)mesh, NULL);
 }
 
+static dm_status step_lost_ranks(void *mesh)
+{
+  size_t count = 0;
+  return dm_lost_ranks((dm_mesh *)mesh, NULL, 0, &count);
+}
+
 static dm_status step_finalize(void *mesh)
 {
   return dm_finalize((dm_mesh *)mesh, NULL);
@@ -158,6 +164,8 @@ static void hang(void)
   unsetenv("DM_CCL_LIBRARY");
   OK(dm_world_barrier(world, 0));
   step(which, "dm_check", step_check, mesh);
+  OK(dm_world_barrier(world, 0));
+  step(which, "dm_lost_ranks", step_lost_ranks, mesh);
   OK(dm_world_barrier(world, 0));
   step(which, "dm_finalize", step_finalize, mesh);
   dm_free(mesh);

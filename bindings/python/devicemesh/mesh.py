@@ -242,7 +242,8 @@ class DeviceMesh(MeshViews):
 
     def lost_ranks(self) -> Tuple[int, ...]:
         """The world ranks of the mesh that are known to be lost by now, for shrink(). Local; it
-        asks the store, for half a second at most. The mesh may have been aborted."""
+        asks the store and the communicators, for half a second at most. The mesh may have been
+        aborted."""
         return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_lost_ranks(self._handle, *out))))
 
     def abort(self) -> None:

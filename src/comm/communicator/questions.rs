@@ -83,7 +83,14 @@ impl Communicator {
 
     /// Whether the communicator has failed. Asks the library where no failure is known yet.
     pub(in crate::comm) fn has_failed(&self) -> bool {
-        self.failure.is_known() || (!self.raw().is_null() && self.poll().is_err() && self.failure.is_known())
+        self.has_failed_by(&self.question_wait())
+    }
+
+    /// Does what [`has_failed`](Communicator::has_failed) does, within `wait`. Where the answer is
+    /// late, no failure is known.
+    pub(in crate::comm) fn has_failed_by(&self, wait: &Wait) -> bool {
+        self.failure.is_known()
+            || (!self.raw().is_null() && self.poll_by(wait, None).is_err() && self.failure.is_known())
     }
 
     /// Returns the name under which the ranks of an agreed call know the communicator; `None` when
@@ -101,7 +108,13 @@ impl Communicator {
 
     /// Whether the communicator has failed and no root mesh holds it any more.
     pub(in crate::comm) fn is_abandoned(&self) -> bool {
-        self.handle.is_owned() && self.holders.load(Ordering::SeqCst) == 0 && self.has_failed()
+        self.is_unheld() && self.has_failed()
+    }
+
+    /// Whether the communicator is this library's to end, and no root mesh holds it any more. Asks
+    /// no library.
+    pub(in crate::comm) fn is_unheld(&self) -> bool {
+        self.handle.is_owned() && self.holders.load(Ordering::SeqCst) == 0
     }
 
     /// Does what [`poll`](Communicator::poll) does, on the calling thread and so without a
