@@ -228,8 +228,8 @@ func (m *Mesh) Finalize(ctx context.Context, options ...CallOptions) error {
 
 // LostRanks gives the world ranks of the mesh that are known to be lost by now, in ascending order,
 // for Shrink. Local. It asks the store and the communicators, and waits for half a second at most
-// where they do not answer. Other ranks may learn of a loss a moment earlier or later. The mesh may have been
-// aborted.
+// where they do not answer. Other ranks may learn of a loss a moment earlier or later. The mesh may
+// have been aborted.
 func (m *Mesh) LostRanks() ([]int, error) {
 	defer runtime.KeepAlive(m)
 	ranks, err := listed(func(ranks *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {

@@ -111,23 +111,15 @@ impl Library {
             return code;
         }
         let block = count_per_peer * element;
-        // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is
-        // always ended.
+        // SAFETY: both buffers hold `size` blocks of `block` bytes.
         unsafe {
-            let mut first = (self.functions.group_start)();
-            for peer in 0..size {
-                let at = peer as usize * block;
-                for code in [
-                    (self.functions.send)(send.byte_add(at), count_per_peer, dtype, peer, comm, stream),
-                    (self.functions.recv)(recv.byte_add(at), count_per_peer, dtype, peer, comm, stream),
-                ] {
-                    if first == result::SUCCESS {
-                        first = code;
-                    }
-                }
-            }
-            let end = (self.functions.group_end)();
-            if first == result::SUCCESS { end } else { first }
+            self.in_one_group(size as usize, |rank, peer| {
+                let (from, to) = (send.byte_add(rank * block), recv.byte_add(rank * block));
+                [
+                    (self.functions.send)(from, count_per_peer, dtype, peer, comm, stream),
+                    (self.functions.recv)(to, count_per_peer, dtype, peer, comm, stream),
+                ]
+            })
         }
     }
 
@@ -155,5 +147,74 @@ impl Library {
     ) -> NcclResult {
         // SAFETY: the caller's contract is NCCL's.
         unsafe { (self.functions.recv)(recv, count, dtype, peer, comm, stream) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::ffi::c_int;
+    use std::ptr::null_mut;
+
+    use super::*;
+
+    thread_local! {
+        /// How many sends were called.
+        static SENDS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    unsafe extern "C" fn version(version: *mut c_int) -> NcclResult {
+        // SAFETY: the library passes a valid int.
+        unsafe { version.write(22_700) };
+        result::SUCCESS
+    }
+
+    unsafe extern "C" fn count(_: RawComm, count: *mut c_int) -> NcclResult {
+        // SAFETY: the library passes a valid int.
+        unsafe { count.write(2) };
+        result::SUCCESS
+    }
+
+    unsafe extern "C" fn send(_: *const c_void, _: usize, _: c_int, _: c_int, _: RawComm, _: *mut c_void) -> NcclResult {
+        SENDS.set(SENDS.get() + 1);
+        result::IN_PROGRESS
+    }
+
+    unsafe extern "C" fn recv(_: *mut c_void, _: usize, _: c_int, _: c_int, _: RawComm, _: *mut c_void) -> NcclResult {
+        result::SYSTEM_ERROR
+    }
+
+    unsafe extern "C" fn succeeds() -> NcclResult {
+        result::SUCCESS
+    }
+
+    unsafe extern "C" fn fails() -> NcclResult {
+        result::UNHANDLED_CUDA_ERROR
+    }
+
+    /// What an all-to-all gives on a library of NCCL 2.27, whose groups begin by `start`.
+    fn all_to_all(start: unsafe extern "C" fn() -> NcclResult) -> NcclResult {
+        let library = Library::from_lookup("libnccl.so.2", |symbol| match symbol {
+            "ncclGetVersion" => Some(version as *const c_void),
+            "ncclCommCount" => Some(count as *const c_void),
+            "ncclSend" => Some(send as *const c_void),
+            "ncclRecv" => Some(recv as *const c_void),
+            "ncclGroupStart" => Some(start as *const c_void),
+            "ncclAlltoAll" => None,
+            // No other function is called.
+            _ => Some(succeeds as *const c_void),
+        });
+        let (mut from, mut to) = ([0_u8; 2], [0_u8; 2]);
+        let (from, to) = (from.as_mut_ptr().cast(), to.as_mut_ptr().cast());
+        // SAFETY: both buffers hold an element of one byte for each of the two ranks.
+        unsafe { library.unwrap().all_to_all(from, to, 1, 0, RawComm::NULL, null_mut()) }
+    }
+
+    #[test]
+    fn an_all_to_all_without_ncclalltoall_gives_its_first_failure() {
+        assert_eq!(all_to_all(succeeds), result::SYSTEM_ERROR);
+        assert_eq!(SENDS.take(), 1, "no call follows the failure");
+        assert_eq!(all_to_all(fails), result::UNHANDLED_CUDA_ERROR);
+        assert_eq!(SENDS.take(), 0, "no call is made outside a group");
     }
 }

@@ -143,7 +143,7 @@ impl Memory {
         while !stream.is_idle()? {
             let waited = began.elapsed();
             if waited > timeout {
-                return Err(Error::timeout(format!("the GPU has not done it after {} s", timeout.as_secs_f64())));
+                return Err(Error::timeout(format!("the work on the stream was not done after {} s", timeout.as_secs_f64())));
             }
             if waited > EAGER {
                 check()?;
@@ -195,7 +195,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies the bytes from `offset` on into `to`, after everything that is on the stream.
+    /// Copies the bytes from `offset` on into `to`, after everything that is on the stream. After a
+    /// failure `to` is as it was.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let from = self.at(offset).checked("read", to.len())?;
         match &*self.place {
@@ -204,7 +205,9 @@ impl Buffer {
             Place::Device { stream, .. } => {
                 let mut staged = vec![0; to.len()];
                 let copied = stream.download(&mut staged, from).and_then(|()| self.place.finish_copy());
-                to.copy_from_slice(&staged);
+                if copied.is_ok() {
+                    to.copy_from_slice(&staged);
+                }
                 keep_unless_done(staged, &copied);
                 copied?;
             }

@@ -153,7 +153,13 @@ impl RootComms {
         if let Some(world) = root.world() {
             world.register(as_weak(&root));
             adopted.iter().for_each(|communicator| communicator.end_with_recovery(world.rendezvous()));
-            root.alive()?;
+            // From here on dm_world_abort on another thread finds the root and ends communicators
+            // that the root owns. After a failure they would be the caller's, who would end them a
+            // second time. So this call does not fail any more. An abort that has not found the root
+            // is made up for.
+            if root.alive().is_err() {
+                root.abort()?;
+            }
         }
         Ok(root)
     }

@@ -336,7 +336,8 @@ impl<'a> MeshRequest<'a> {
         let Some((ranks, number)) = self.options.ranks else { return Ok(position) };
         // SAFETY: the number of ranks is that of the shape, and the caller vouches for it.
         let ranks = unsafe { list("options.ranks", ranks, number)? };
-        Ok(ranks.get(position).and_then(|rank| usize::try_from(*rank).ok()).unwrap_or(MAX_WORLD))
+        // The making of the mesh refuses a list with a negative rank, and names its entry.
+        Ok(ranks.get(position).and_then(|rank| usize::try_from(*rank).ok()).unwrap_or(0))
     }
 }
 

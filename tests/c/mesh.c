@@ -319,6 +319,11 @@ static void adopted(const dm_mesh *mesh)
   FAILS(DM_STATUS_UNSUPPORTED, "without a world", dm_flatten(over, NULL, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "has 2 ranks", dm_from_comms("cpu", wrong, 2, names, comms, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "comms[1] is NULL", dm_from_comms("cpu", shape, 2, names, missing, NULL, &none));
+  const int32_t negative[] = {-1, -1, -1, -1};
+  dm_init_options listed = DM_INIT_OPTIONS_INIT;
+  listed.ranks = negative;
+  listed.num_ranks = 4;
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "rank -1 at index 0 is out of range", dm_from_comms("cpu", shape, 2, names, comms, &listed, &none));
   /* device_type NULL means the world's device type. A shape that is too large is refused before
    * its ranks are read. */
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
