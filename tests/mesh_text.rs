@@ -151,9 +151,9 @@ fn what_is_wrong_is_said_with_its_values() {
     refused(
         &with(&[("layout", "[[[2,8]],[[4,1]]]")]),
         8,
-        "the layout reaches position 11 of ranks, which has 8 from 0",
+        "the layout reaches position 11, but ranks lists only 8 ranks (positions count from 0)",
     );
-    refused(&with(&[("base", "1")]), 8, "the layout reaches position 8 of ranks");
+    refused(&with(&[("base", "1")]), 8, "the layout reaches position 8, but ranks");
     refused(&with(&[("base", "18446744073709551615")]), 8, "the layout reaches position 18446744073709551622");
     refused(
         &with(&[("layout", "[[[2,18446744073709551615]],[[4,18446744073709551615]]]")]),

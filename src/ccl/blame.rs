@@ -21,7 +21,7 @@ impl Blame {
     /// Returns what the host engine tells about this thread's last error. `None` in other
     /// libraries.
     pub(super) fn last(functions: &Functions) -> Option<Blame> {
-        // A communicator of the host engine has no more ranks.
+        // A communicator of the host engine has at most this many ranks.
         const MOST: usize = 1024;
         let ask = functions.host_last_error_ranks?;
         let (mut code, mut count, mut waited) = (result::SUCCESS, 0, -1);

@@ -73,7 +73,7 @@ pub(crate) fn check_devices(named: Option<usize>, world_size: usize) -> Result<(
         return Err(Error::new(
             Status::Device,
             format!(
-                "uneven hardware: {world_size} ranks are not the same number on each host, where this one has {count} devices; start as many on each, or let CUDA_VISIBLE_DEVICES show only those that are used"
+                "uneven hardware: {world_size} ranks cannot be spread evenly over hosts with {count} devices, as this one has: start the same number of ranks on each host, or let CUDA_VISIBLE_DEVICES show only the devices that are used"
             ),
         ));
     }

@@ -88,8 +88,8 @@ fn copies() -> Vec<Library> {
     copies.into_values().filter_map(|path| library_at(&path)).collect()
 }
 
-/// The object that has the functions of NCCL which the object `name` finds, by its address and its
-/// path. An object finds the functions of the libraries that it is linked to as well.
+/// Finds NCCL's functions through the loaded object `name`, and returns the base address and the
+/// path of the object that has them. An object finds the functions of the libraries that it is linked to as well.
 fn nccl_behind(name: &CStr) -> Option<(usize, CString)> {
     let handle = open(name)?;
     // SAFETY: the address is only looked up.

@@ -6,9 +6,9 @@
 //! gets an error: `DM_STATUS_MISMATCH` with the calls that differ, or `DM_STATUS_TIMEOUT` with the
 //! ranks that did not come.
 //!
-//! The collective calls are: making a mesh, flatten, unflatten, reshape, a range, the first use of
-//! a lazy communicator, finalize and shrink. Each of them goes through these steps, and only this
-//! file knows the steps:
+//! The collective calls are: making a mesh (also the mesh of dm_recover), flatten, unflatten,
+//! reshape, a range, the first use of a lazy communicator, dm_finalize, dm_world_finalize and
+//! dm_shrink. Each of them goes through these steps, and only this file knows the steps:
 //!
 //! 1. The calling thread waits for its turn. On each rank the calls of one world happen one after
 //!    another.

@@ -21,9 +21,9 @@ use crate::rank_list::ranges;
 use crate::recorder::Group;
 
 impl RootComms {
-    /// Fails where ranks of a group along a dimension have made different collectives, or have
-    /// made them in different orders, if this rank is the last one to compare. Every rank of the
-    /// call calls this once. This function waits for no other rank.
+    /// Fails if this rank is the last of a group along a dimension to compare, and ranks of that
+    /// group have made different collectives or have made them in different orders. Every rank of
+    /// the call calls this function once. This function waits for no other rank.
     pub(super) fn compare_certificates(&self, peers: Peers<'_>) -> Result<()> {
         let Some(round) = peers.round() else { return Ok(()) };
         let mut different = None;

@@ -1,4 +1,4 @@
-//! How the communicators of a view are, as far as this rank knows.
+//! Asks whether the communicators of a view work, as far as this rank knows.
 
 use std::sync::Arc;
 
@@ -45,8 +45,8 @@ impl View {
     }
 
     /// Does what [`check`](View::check) does, along the dimension of that name, which may be a
-    /// flattened one. This function makes no communicator. So an unknown name is not told to the
-    /// other ranks, as it is where a call could have been the first use of a lazy communicator.
+    /// flattened one. This function makes no communicator. So after an unknown name this rank need
+    /// not note that it may be behind the other ranks (lazy.rs).
     pub(crate) fn check_along(&self, name: &str) -> Result<()> {
         match self.mesh().dim_index_or_only(Some(name)) {
             Ok(index) => self.check(index),

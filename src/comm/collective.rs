@@ -13,7 +13,7 @@ use crate::ccl::element_size;
 use crate::error::{Error, Result};
 use crate::recorder::{Operation, What};
 
-/// One of the collectives, with what only it needs.
+/// A collective, with the arguments that only this collective has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Collective {
@@ -107,7 +107,7 @@ impl View {
         let (library, (device_type, stream)) = (self.library()?, send.place());
         if !send.is_beside(&recv) || device_type != self.mesh().device_type() {
             return Err(Error::invalid(format!(
-                "{name}: the buffers are not two of one memory of device type {}",
+                "{name}: send and recv must be buffers of one Memory of device type {}",
                 self.mesh().device_type()
             )));
         }
@@ -141,7 +141,7 @@ impl View {
         };
         if let Some((next, before)) = peers {
             if send == recv && size > 1 && count > 0 {
-                return Err(Error::invalid(format!("{name}: send and recv overlap, and it never works in place")));
+                return Err(Error::invalid(format!("{name}: send and recv begin at the same byte, but {name} never works in place")));
             }
             let as_peer = |rank: usize| i32::try_from(rank).unwrap_or(i32::MAX);
             let (next, before) = (as_peer(next), as_peer(before));

@@ -20,7 +20,8 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
 
 /// Ends the communicators of `parts` by `end`, which returns by a deadline of its own. On a library
 /// with streams each of them ends on a thread of its own, with the device of the calling thread.
-/// The end of one may wait for its other ranks, and ranks may have made theirs in different orders.
+/// The reason is that the end of a communicator may wait for its other ranks, and ranks may have
+/// made their communicators in different orders.
 pub(super) fn end_together<T: Sync>(
     parts: &[T],
     communicator_of: impl Fn(&T) -> &Arc<Communicator>,

@@ -66,7 +66,7 @@ impl OpenGroup {
             Error::aborted(format!(
                 "dm_group_end: the communicator of {} was aborted while the group was open; none of the group's operations ran{}",
                 ended.join(", "),
-                if alive.is_empty() { String::new() } else { format!(", also not {}", alive.join(", ")) }
+                if alive.is_empty() { String::new() } else { format!(", including {}", alive.join(", ")) }
             ))
         })
     }
@@ -378,7 +378,7 @@ pub(super) fn check_usable(library: &Arc<Library>) -> Result<()> {
 
 fn lost(library: &Library) -> Error {
     Error::aborted(format!(
-        "an abort ended a communicator with operations queued in a group of this thread, which {} cannot end: operations of this thread would only be queued; call from another thread",
+        "an abort has ended a communicator with operations in an open group of this thread, and {} cannot end such a group: further operations of this thread would only be queued, so make them on another thread",
         library.label()
     ))
 }

@@ -249,7 +249,7 @@ impl Handle {
     fn late_abort(&self, deadline: &Deadline) -> Error {
         let (library, label, millis) = (self.library.label(), self.label(), deadline.timeout().as_millis());
         Error::timeout(format!(
-            "ncclCommAbort of {library} on the communicator of {label} did not return within {millis} ms; it goes on on a thread that is left behind; {CAUSES}"
+            "ncclCommAbort of {library} on the communicator of {label} did not return within {millis} ms; it continues on a thread that is left behind; {CAUSES}"
         ))
     }
 

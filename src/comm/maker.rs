@@ -81,7 +81,7 @@ impl Maker<'_> {
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails. `explain` adds
-    /// the reason to an error of its own.
+    /// the reason to an error that the communicator itself reports.
     fn poll_new(&self, comm: RawComm, what: impl Fn() -> String, explain: impl Fn(Error) -> Error) -> Result<()> {
         let rest = |pause| self.library.rest(comm, pause);
         let is_stuck = Cell::new(false);

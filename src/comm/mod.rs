@@ -10,7 +10,7 @@
 //! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh`
 //!   handle names.
 //! - The control plane (control.rs): barriers, and bytes that travel through the store.
-//! - [`Element`] and [`Operator`]: the element types and reductions of its typed collectives.
+//! - [`Element`] and [`Operator`]: the element types and reductions of a view's typed collectives.
 //! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when
 //!   the program runs, on the host and on devices.
 //!

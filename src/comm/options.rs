@@ -174,7 +174,8 @@ pub struct RecoverOptions {
     /// How long the call may take; `None` stands for the mesh's timeout. A rank that is not in the
     /// mesh waits without a limit.
     pub timeout: Option<Duration>,
-    /// How long to wait for processes in the places of lost ranks, once all living ranks are here.
+    /// How long to wait for processes that can take the places of lost ranks, once all living ranks
+    /// are here.
     pub replace: Duration,
     /// How long to wait for ranks that are not known to be lost and have not called. These ranks
     /// are left out after this time. `None` means that they are never left out. This option needs
@@ -208,7 +209,7 @@ impl RecoverOptions {
         self
     }
 
-    /// Sets how long to wait for processes in the places of lost ranks.
+    /// Sets how long to wait for processes that can take the places of lost ranks.
     #[must_use]
     pub fn replace(mut self, replace: Duration) -> RecoverOptions {
         self.replace = replace;

@@ -20,7 +20,7 @@ pub(crate) struct Counts<'a> {
     pub(crate) displs: Option<&'a [usize]>,
 }
 
-/// Which exchange it is, with what only it needs.
+/// The kind of an exchange, with the arguments that only this kind has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Exchange<'a> {
     /// Each rank sends a block to each rank.

@@ -26,7 +26,8 @@ impl Job<'_> {
     pub(super) fn go_on(&mut self, way: &mut Way) -> Result<Arc<RootComms>> {
         let recovery = &mut way.recovery;
         let was_in_mesh = recovery.is_in_mesh();
-        // The others train on while a rank is not in the mesh, so it has no state by then.
+        // While a rank is not in the mesh, the others train on. So such a rank has no state when it
+        // gets a place.
         let mut has_state = recovery.is_stateful() || (was_in_mesh && self.options.has_state);
         // After a recovery that failed this process may be in a later epoch than the mesh. Then
         // other processes hold the places of the ranks that the communicators of the mesh blame.
@@ -114,9 +115,9 @@ impl Job<'_> {
         Ok(if is_needed { Some(self.world.rendezvous().scope()?.key_of_next_call()) } else { None })
     }
 
-    /// Takes part in the call of the world that another rank has made while this rank waits for a
-    /// place: in dm_world_finalize, which ends the job. Any other call fails on its callers, with a
-    /// mismatch, and this rank goes on waiting.
+    /// Another rank has made a call of the world while this rank waits for a place. If the call is
+    /// dm_world_finalize, which ends the job, this rank takes part in it. Any other call fails on
+    /// its callers with a mismatch, and this rank goes on waiting.
     fn answer(&self, call: &str) -> Result<()> {
         let wait = self.world.wait(self.world.rendezvous().timeout());
         if ends_world(self.world, &wait)? {

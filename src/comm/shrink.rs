@@ -41,7 +41,7 @@ struct Attempt {
 
 impl View {
     /// The mesh without those indices along a dimension that hold a lost rank. **Collective over
-    /// the ranks that are not lost**, also those of the replicas that go. Ends this root on this
+    /// the ranks that are not lost**, also those whose replica is left out. Ends this root on this
     /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
     /// call may be repeated, with the ranks that are lost by then. `lost` holds the lost ranks,
     /// and must be equal on all ranks. When `lost` is empty, the ranks that are left agree on who
@@ -254,8 +254,9 @@ impl View {
         !lost.contains(&mesh.rank()) && lost.iter().all(|rank| mesh.coordinate_of(*rank).is_ok())
     }
 
-    /// The scope in which the ranks that are left without `lost` meet in the attempt `number`, with
-    /// its part in names. Fails where this rank is not among them.
+    /// Returns the scope in which the ranks that are left without `lost` meet in the attempt
+    /// `number`, and the part that this attempt has in the names of scopes and meshes. Fails where
+    /// this rank is not among those ranks.
     fn attempt_scope(&self, world: &World, number: &str, lost: &[i32]) -> Result<(String, Scope)> {
         let space = self.space();
         let mut survivors = space.mesh().root_ranks();

@@ -1,7 +1,7 @@
 //! Waits for the work on a stream, against a deadline, and says which rank is to blame when the
 //! work cannot be done.
 //!
-//! A kernel of NCCL that waits for a lost peer turns until its communicator is aborted, and
+//! A kernel of NCCL that waits for a lost peer spins until its communicator is aborted, and
 //! cudaStreamSynchronize waits with it. So this wait asks the stream again and again. Meanwhile it
 //! asks the communicators for their asynchronous errors, and the store for lost ranks and for a
 //! recovery that another rank has begun, because over NVLink and shared memory NCCL does not notice
@@ -33,7 +33,7 @@ use crate::wait::{Deadline, Wait};
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 /// The longest pause between two questions to the stream.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-/// A pause lasts one part in so many of the time that has passed. So the wait ends about 3 % late.
+/// A pause lasts the time that has passed divided by this number. So the wait ends about 3 % late.
 const PART_OF_WAIT: u32 = 32;
 /// The pause between two questions to the communicators while the stream has work. The questions
 /// run on a thread of the wait, because NCCL may not answer them.

@@ -180,7 +180,7 @@ impl World {
     }
 
     /// The number of this rank's device among the devices that this process sees. `None` on cpu,
-    /// in an offline world, and where the program has chosen the device itself (RCCL).
+    /// on the host engine, in an offline world, and with RCCL where the options name no device.
     pub fn device(&self) -> Option<usize> {
         self.device_number
     }

@@ -10,9 +10,8 @@ use crate::mesh::Mesh;
 
 impl FastPart {
     /// Returns the index of the dimension of that name. NULL names the only dimension. `None` where
-    /// no dimension of this view has the name. Then it may still be that of a flattened dimension,
-    /// which
-    /// `along` finds; this function only compares names, because it has to be fast.
+    /// no dimension of this view has the name. The name may still belong to a flattened dimension,
+    /// which `along` finds. This function only compares names, because it has to be fast.
     ///
     /// # Safety
     /// `dim` is NULL or NUL-terminated.

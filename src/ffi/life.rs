@@ -136,8 +136,8 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// file).
 ///
 /// Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
-/// options NULL: the mesh's timeout; options->dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
-/// DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
+/// options NULL: the mesh's timeout. options->dim_options must be NULL. Errors: DM_STATUS_TIMEOUT
+/// and DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
 /// dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
 /// ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
 /// DM_STATUS_INVALID_STATE (operations wait in a group of this thread, or a CUDA graph is being
@@ -193,11 +193,11 @@ pub unsafe extern "C" fn dm_lost_ranks(
 }
 
 /// Gives a mesh without those indices along dim that hold a lost rank, so that the job goes on
-/// after a rank has died. Each such index goes with all its ranks (a whole replica).
+/// after a rank has died. Each such index is left out with all its ranks (a whole replica).
 ///
 /// Collective over the ranks of the mesh that are not lost (where the mesh is a range, over those
-/// of the range), also over living ranks whose replica goes: calls on their handle that need a
-/// member give DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has all
+/// of the range), also over living ranks whose replica is left out: calls on their handle that need
+/// a member give DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has all
 /// ranks of its root mesh or its range (a view of some of them is refused). dim NULL is allowed on
 /// a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2)
 /// over ranks 0, 1, 2, 3, 6, 7.

@@ -79,7 +79,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
     let names_device = options.flags & DM_WORLD_DEVICE != 0;
     if !names_device && options.device != 0 {
         return Err(Error::invalid(format!(
-            "options.device is {}, but options.flags does not have DM_WORLD_DEVICE, which says that it counts",
+            "options.device is {}, but options.flags does not have DM_WORLD_DEVICE: set that flag, or leave options.device at 0",
             options.device
         )));
     }

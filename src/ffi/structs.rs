@@ -55,8 +55,8 @@ pub const DM_WORLD_OFFLINE: u32 = 1;
 pub const DM_WORLD_DEVICE: u32 = 2;
 
 /// How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without
-/// it, the process joins a running job where the store's server knows that the process is lost that
-/// had its rank, and a new world otherwise.
+/// that variable, the process joins the running job if the store's server knows that the earlier
+/// process of its rank is lost. Otherwise it joins a new world.
 pub const DM_JOIN_AUTO: u32 = 0;
 
 /// The process joins a new world, together with all its ranks.
@@ -208,12 +208,12 @@ pub struct dm_store_callbacks {
     /// service, some kilobytes for each collective call.
     pub remove: Option<unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char) -> i32>,
     /// Stores len bytes under key if the value there is the expected one, atomically over all
-    /// ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes
-    /// of the value that stands under key then to stands, and writes the length of that whole
-    /// value to len_out (0: the key is not there). Returns 0, also where the value was another
-    /// one. dm_recover needs it: with add and set alone a rank that dies between the two would
-    /// leave a decision that nobody can make any more. All ranks have it, or none has. May be
-    /// NULL: then dm_recover is DM_STATUS_UNSUPPORTED.
+    /// ranks; an expected_len of 0 means that the key is not there. Afterwards copies at most
+    /// capacity bytes of the value that is now under key to the buffer stands, and writes the
+    /// length of that whole value to len_out (0: the key is not there). Returns 0, also where the
+    /// value was another one. dm_recover needs this function: with add and set alone a rank that
+    /// dies between the two would leave a decision that nobody can make any more. All ranks have
+    /// it, or none has. May be NULL: then dm_recover is DM_STATUS_UNSUPPORTED.
     pub compare_set: Option<
         unsafe extern "C" fn(
             user_data: *mut c_void,

@@ -227,8 +227,8 @@ pub unsafe extern "C" fn dm_concatenate(
     })
 }
 
-/// Gives the root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms or dm_shrink
-/// made.
+/// Gives the root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms, dm_shrink or
+/// dm_recover made.
 ///
 /// Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_ABORTED.
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
 /// in a forked child. Other views are not touched. A program that makes meshes and only frees them
 /// keeps the memory of every communicator until dm_world_finalize. Where this was the last handle,
 /// a thread of the library ends what takes time: failed communicators that no mesh has any more,
-/// and the world. The end of the process waits two seconds at most for that thread.
+/// and the world. The end of the process waits one second at most for that thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
     if !mesh.is_null() {

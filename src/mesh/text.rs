@@ -73,7 +73,7 @@ pub struct MeshText {
 
 impl Mesh {
     /// Writes this view as text. It takes O(dimensions) where its root has no rank array. Otherwise
-    /// it is as long as the ranks have runs.
+    /// its length grows with the number of runs in the list of ranks.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -119,7 +119,7 @@ impl MeshText {
     ///     MeshText::parse(&format!(r#"{head},"ranks":{ranks}}}"#)).map_err(|error| error.to_string())
     /// };
     /// assert_eq!(parse("[[8,2],[6,2,-2]]").unwrap().mesh(16, 0).unwrap().ranks(), [8, 9, 6, 4]);
-    /// assert_eq!(parse("[[0,3]]").unwrap_err(), "the layout reaches position 3 of ranks, which has 3 from 0");
+    /// assert_eq!(parse("[[0,3]]").unwrap_err(), "the layout reaches position 3, but ranks lists only 3 ranks (positions count from 0)");
     /// ```
     pub fn parse(text: &str) -> Result<MeshText> {
         // Later versions may have other keys.
@@ -284,7 +284,7 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
         last += pairs.iter().map(|(size, stride)| (*size as u128 - 1) * *stride as u128).sum::<u128>();
     }
     if last >= length as u128 {
-        return Err(Error::invalid(format!("the layout reaches position {last} of ranks, which has {length} from 0")));
+        return Err(Error::invalid(format!("the layout reaches position {last}, but ranks lists only {length} ranks (positions count from 0)")));
     }
     // Positions are below 2^31, so no product of a size and a stride overflows. A pair of size 1
     // reaches nothing, so it is left out.

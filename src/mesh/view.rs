@@ -144,7 +144,7 @@ impl Mesh {
             let known = self.dims.iter().chain(self.root.dims.iter()).chain(&flat);
             if let Some(other) = known.into_iter().find(|known| known.name == named.name && known.dim != named.dim) {
                 return Err(Error::invalid(format!(
-                    "dimension {} of shape ({}) would have (size, stride) {:?}, but {} has {:?} under that name: its groups would be others",
+                    "dimension {} of shape ({}) would have (size, stride) {:?}, but {} has {:?} under that name: one name would mean two sets of groups",
                     named.name,
                     list(sizes),
                     named.dim.pairs(),
@@ -295,7 +295,7 @@ impl Mesh {
             None if size == self.size() => self.base,
             None => {
                 return Err(Error::not_member(format!(
-                    "rank {} is not in {}, so it has no view of some of its dimensions",
+                    "rank {} is not in {}, so this rank cannot take a view of only some of its dimensions",
                     self.root.rank,
                     self.describe()
                 )));

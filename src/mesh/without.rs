@@ -75,7 +75,7 @@ impl Mesh {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{} has {} of the {} ranks of {}: leave out replicas of a view that has them all",
+            "{} has {} of the {} ranks of {}: pass a view that has all of these ranks",
             self.describe(),
             self.size(),
             self.root_size(),

@@ -215,7 +215,7 @@ static void refusals(const dm_init_options *in_world)
       {"{\"devicemesh\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", "invalid type: sequence"},
       {HEAD "\"layout\":[[[2,2]],[[3,1]]],\"base\":0,\"ranks\":[[0,6]]}", "layout[1] walks 3 ranks, but shape[1] is 2"},
       {HEAD "\"layout\":[[[2,2]]],\"base\":0,\"ranks\":[[0,4]]}", "shape has 2 elements, names 2, layout 1"},
-      {HEAD "\"layout\":[[[2,3]],[[2,1]]],\"base\":0,\"ranks\":[[0,4]]}", "the layout reaches position 4 of ranks, which has 4 from 0"},
+      {HEAD "\"layout\":[[[2,3]],[[2,1]]],\"base\":0,\"ranks\":[[0,4]]}", "the layout reaches position 4, but ranks lists only 4 ranks"},
       {HEAD "\"layout\":[[[2,1]],[[2,1]]],\"base\":0,\"ranks\":[[0,4]]}", "the steps [2,1], [2,1], which overlap"},
       {HEAD "\"layout\":[[[2,0]],[[2,1]]],\"base\":0,\"ranks\":[[0,4]]}", "layout[0] has 2 steps of stride 0"},
       {HEAD "\"layout\":[[[2,2]],[[2,1]]],\"base\":-1,\"ranks\":[[0,4]]}", "invalid value: integer `-1`"},

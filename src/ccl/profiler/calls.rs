@@ -67,8 +67,8 @@ impl Communicator {
         }
     }
 
-    /// Records that a call is launched, which this many of NCCL's channels do. Returns its number; 0
-    /// where it is not recorded.
+    /// Records that a call is launched, which runs in `channels` channels of NCCL. Returns its
+    /// number; 0 where it is not recorded.
     pub(super) fn launch(&self, call: &Call, channels: u8) -> u64 {
         let own = || *self.channel.get().unwrap_or(&Channel::NONE);
         launched::launch(self.of_mesh.as_ref().map_or_else(own, |group| group.channel()), call, channels)

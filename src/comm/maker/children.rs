@@ -23,7 +23,7 @@ struct Place(*mut RawComm);
 unsafe impl Send for Place {}
 
 impl Maker<'_> {
-    /// The child of `parent` that joins the ranks of `group`: the ranks that say the same colour,
+    /// The child of `parent` that joins the ranks of `group`: the ranks that pass the same colour,
     /// ordered by key. A rank without a colour takes part and gets no child. When the split fails
     /// or is not done in time, the parent is aborted.
     pub(in crate::comm) fn split(
@@ -37,7 +37,8 @@ impl Maker<'_> {
         let (color, key) = place.unwrap_or((NO_COLOR, 0));
         let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
         let (child, outcome) = self.child(parent, "ncclCommSplit", what, move |library, raw, child| {
-            // SAFETY: `child` says what it is for.
+            // SAFETY: `Maker::child` keeps the place valid until the library is done with the
+            // parent.
             unsafe { library.split(raw, color, key, child, &mut config) }
         })?;
         if let Err(error) = outcome {
@@ -83,7 +84,8 @@ impl Maker<'_> {
         let mut excluded = excluded.to_vec();
         let what = || format!("shrinking a communicator to ranks {}", world_ranks(group));
         let (child, outcome) = self.child(parent, "ncclCommShrink", what, move |library, raw, child| {
-            // SAFETY: `child` says what it is for.
+            // SAFETY: `Maker::child` keeps the place valid until the library is done with the
+            // parent.
             unsafe { library.shrink(raw, &mut excluded, child, &mut config) }
         })?;
         // SAFETY: the handle is still there. The parent has most likely failed and reports that

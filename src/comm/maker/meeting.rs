@@ -119,7 +119,7 @@ impl Maker<'_> {
         })
     }
 
-    /// A fresh id for ranks that share memory, or do not; `None` where nobody knows it.
+    /// A fresh id. `shares_memory` says whether its ranks share memory; `None` where nobody knows.
     fn unique_id(&self, shares_memory: Option<bool>) -> Result<UniqueId> {
         let make = move |library: &Library| library.unique_id(shares_memory);
         self.on_worker(|| "making an id (ncclGetUniqueId)".to_owned(), make, drop)
