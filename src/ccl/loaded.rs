@@ -89,7 +89,8 @@ fn copies() -> Vec<Library> {
 }
 
 /// Finds NCCL's functions through the loaded object `name`, and returns the base address and the
-/// path of the object that has them. An object finds the functions of the libraries that it is linked to as well.
+/// path of the object that has them. An object finds the functions of the libraries that it is
+/// linked to as well.
 fn nccl_behind(name: &CStr) -> Option<(usize, CString)> {
     let handle = open(name)?;
     // SAFETY: the address is only looked up.

@@ -155,8 +155,8 @@ impl RootComms {
             adopted.iter().for_each(|communicator| communicator.end_with_recovery(world.rendezvous()));
             // From here on dm_world_abort on another thread finds the root and ends communicators
             // that the root owns. After a failure they would be the caller's, who would end them a
-            // second time. So this call does not fail any more. An abort that has not found the root
-            // is made up for.
+            // second time. So this call does not fail any more. An abort that has not found the
+            // root is made up for.
             if root.alive().is_err() {
                 root.abort()?;
             }

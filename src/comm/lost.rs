@@ -34,8 +34,8 @@ impl View {
     /// Adds to the error of a call the lost ranks among those that the error is about. For the
     /// communicator library, a rank that aborts its world looks like a rank that calls dm_abort on
     /// a mesh. Only the first is lost, and the store has a note of it. So this function asks as
-    /// [`lost_ranks`](View::lost_ranks) does, for half a second at most. An error that names no rank gets the rank that has begun
-    /// a recovery, because the recovery has ended the call.
+    /// [`lost_ranks`](View::lost_ranks) does, for half a second at most. An error that names no
+    /// rank gets the rank that has begun a recovery, because the recovery has ended the call.
     pub(super) fn with_losses(&self, error: Error) -> Error {
         if error.status() != Status::PeerLost {
             return error;

@@ -232,8 +232,8 @@ impl OnStream<'_> {
 
     /// Returns when all work on the stream is done and no communicator along `dim` has failed.
     /// `None` as `dim` stands for all communicators of the mesh, and `None` as `timeout` for the
-    /// mesh's timeout. A lost rank and the deadline end the wait, where [`CudaStream::synchronize`] would wait for ever. **Local**.
-    /// See [`View::stream_wait`].
+    /// mesh's timeout. A lost rank and the deadline end the wait, where [`CudaStream::synchronize`]
+    /// would wait for ever. **Local**. See [`View::stream_wait`].
     pub fn wait(&self, dim: Option<&str>, timeout: Option<Duration>) -> Result<()> {
         let bound = self.stream.context().bind_to_thread();
         bound.map_err(|error| failed("wait", "an earlier call of cudarc", error))?;

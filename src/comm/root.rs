@@ -411,7 +411,8 @@ impl Drop for Leftovers {
     }
 }
 
-/// The world of a dropped root mesh, whose communicators were not asked yet whether they have failed.
+/// The world of a dropped root mesh, whose communicators were not asked yet whether they have
+/// failed.
 struct Unasked(Arc<World>);
 
 impl Drop for Unasked {

@@ -10,8 +10,8 @@
 //! Work that is done may still be wrong: a kernel that another rank aborts stops waiting for data
 //! and goes through its remaining steps, so over NVLink and shared memory its peers go on with what
 //! lies in their buffers, and end without an error. (It was seen on an H100 with four ranks:
-//! docs/gpu-results.md.) dm_abort, dm_recover and dm_shrink therefore note in the store that they end
-//! the mesh before they abort, and this wait asks the store once more when the work is done.
+//! docs/gpu-results.md.) dm_abort, dm_recover and dm_shrink therefore note in the store that they
+//! end the mesh before they abort, and this wait asks the store once more when the work is done.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -52,8 +52,8 @@ pub unsafe extern "C" fn dm_barrier(mesh: *const dm_mesh, dim: *const c_char, ti
 /// Collective over this rank's group along dim. len may differ from rank to rank and may be 0; data
 /// is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64 MiB.
 /// dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel through
-/// the store, which dm_barrier uses, too. So the call is for small things: seeds, IPC handles, names
-/// of files, configuration. The caller frees the result with dm_buffers_free.
+/// the store, which dm_barrier uses, too. So the call is for small things: seeds, IPC handles,
+/// names of files, configuration. The caller frees the result with dm_buffers_free.
 ///
 /// ```c
 /// dm_all_gather_bytes(mesh, "tp", &handle, sizeof handle, 0, &handles);

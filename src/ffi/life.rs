@@ -137,8 +137,8 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 ///
 /// Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
 /// options NULL: the mesh's timeout. options->dim_options must be NULL. Errors: DM_STATUS_TIMEOUT
-/// and DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
-/// dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
+/// and DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before,
+/// and dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
 /// ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
 /// DM_STATUS_INVALID_STATE (operations wait in a group of this thread, or a CUDA graph is being
 /// captured), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE.

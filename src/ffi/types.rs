@@ -124,9 +124,9 @@ pub const DM_BFLOAT16: dm_dtype = 9;
 /// host engine computes in binary32 and rounds once; what is beyond the largest number becomes the
 /// largest number, as in NCCL.
 pub const DM_FLOAT8E4M3: dm_dtype = 10;
-/// ncclFloat8e5m2 (NCCL 2.24): 5 bits of exponent, 2 of mantissa, 57344 at most. Results are rounded
-/// as for DM_FLOAT8E4M3. So the sum of infinities is the largest number, but DM_MAX and DM_MIN keep
-/// infinities.
+/// ncclFloat8e5m2 (NCCL 2.24): 5 bits of exponent, 2 of mantissa, 57344 at most. Results are
+/// rounded as for DM_FLOAT8E4M3. So the sum of infinities is the largest number, but DM_MAX and
+/// DM_MIN keep infinities.
 pub const DM_FLOAT8E5M2: dm_dtype = 11;
 
 /// A reduction: the values of ncclRedOp_t. A number that ncclRedOpCreatePreMulSum of the library
@@ -141,8 +141,8 @@ pub const DM_PROD: dm_op = 1;
 pub const DM_MAX: dm_op = 2;
 /// Minimum. NaNs are as in DM_MAX.
 pub const DM_MIN: dm_op = 3;
-/// Sum divided by the number of ranks. On the host engine the sum does not overflow, and the average
-/// of integers is the exact sum, divided and truncated towards zero. NCCL adds integers in the
-/// element's own type, in which the sum can overflow, and multiplies floating-point numbers by 1/n
-/// before it adds them.
+/// Sum divided by the number of ranks. On the host engine the sum does not overflow, and the
+/// average of integers is the exact sum, divided and truncated towards zero. NCCL adds integers in
+/// the element's own type, in which the sum can overflow, and multiplies floating-point numbers by
+/// 1/n before it adds them.
 pub const DM_AVG: dm_op = 4;
