@@ -204,8 +204,8 @@ mod tests {
             // No other function is called.
             _ => Some(succeeds as *const c_void),
         });
-        let (mut from, mut to) = ([0_u8; 2], [0_u8; 2]);
-        let (from, to) = (from.as_mut_ptr().cast(), to.as_mut_ptr().cast());
+        let (from, mut to) = ([0_u8; 2], [0_u8; 2]);
+        let (from, to) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
         // SAFETY: both buffers hold an element of one byte for each of the two ranks.
         unsafe { library.unwrap().all_to_all(from, to, 1, 0, RawComm::NULL, null_mut()) }
     }
