@@ -175,7 +175,14 @@ mod tests {
         result::SUCCESS
     }
 
-    unsafe extern "C" fn send(_: *const c_void, _: usize, _: c_int, _: c_int, _: RawComm, _: *mut c_void) -> NcclResult {
+    unsafe extern "C" fn send(
+        _: *const c_void,
+        _: usize,
+        _: c_int,
+        _: c_int,
+        _: RawComm,
+        _: *mut c_void,
+    ) -> NcclResult {
         SENDS.set(SENDS.get() + 1);
         result::IN_PROGRESS
     }

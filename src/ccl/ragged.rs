@@ -105,7 +105,11 @@ impl Library {
 
     /// Runs `issue` for each rank in one group of the library. Returns the first failure, else what
     /// the end of the group returns.
-    pub(super) unsafe fn in_one_group(&self, ranks: usize, issue: impl Fn(usize, i32) -> [NcclResult; 2]) -> NcclResult {
+    pub(super) unsafe fn in_one_group(
+        &self,
+        ranks: usize,
+        issue: impl Fn(usize, i32) -> [NcclResult; 2],
+    ) -> NcclResult {
         // SAFETY: no arguments; a group that was started is always ended.
         unsafe {
             let begun = (self.functions.group_start)();

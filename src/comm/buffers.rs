@@ -143,7 +143,10 @@ impl Memory {
         while !stream.is_idle()? {
             let waited = began.elapsed();
             if waited > timeout {
-                return Err(Error::timeout(format!("the work on the stream was not done after {} s", timeout.as_secs_f64())));
+                return Err(Error::timeout(format!(
+                    "the work on the stream was not done after {} s",
+                    timeout.as_secs_f64()
+                )));
             }
             if waited > EAGER {
                 check()?;

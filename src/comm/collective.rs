@@ -141,7 +141,9 @@ impl View {
         };
         if let Some((next, before)) = peers {
             if send == recv && size > 1 && count > 0 {
-                return Err(Error::invalid(format!("{name}: send and recv begin at the same byte, but {name} never works in place")));
+                return Err(Error::invalid(format!(
+                    "{name}: send and recv begin at the same byte, but {name} never works in place"
+                )));
             }
             let as_peer = |rank: usize| i32::try_from(rank).unwrap_or(i32::MAX);
             let (next, before) = (as_peer(next), as_peer(before));

@@ -72,7 +72,6 @@ impl Recovering {
             sleep(AGAIN.min(wait.deadline.left()));
         }
     }
-
 }
 
 impl Way {

@@ -54,8 +54,7 @@ const LAST_LOOK: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// What a wait says whose work is done where the store does not say whether a rank has ended the
 /// mesh.
-const UNVERIFIED: &str =
-    "the work on the stream is done, but its results may be wrong, because the store does not say whether a rank has ended the mesh";
+const UNVERIFIED: &str = "the work on the stream is done, but its results may be wrong, because the store does not say whether a rank has ended the mesh";
 /// How long the thread of the events looks for ranks that are behind, over all dimensions.
 const MOST_SEARCHED: Duration = Duration::from_millis(500);
 

@@ -284,7 +284,9 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
         last += pairs.iter().map(|(size, stride)| (*size as u128 - 1) * *stride as u128).sum::<u128>();
     }
     if last >= length as u128 {
-        return Err(Error::invalid(format!("the layout reaches position {last}, but ranks lists only {length} ranks (positions count from 0)")));
+        return Err(Error::invalid(format!(
+            "the layout reaches position {last}, but ranks lists only {length} ranks (positions count from 0)"
+        )));
     }
     // Positions are below 2^31, so no product of a size and a stride overflows. A pair of size 1
     // reaches nothing, so it is left out.

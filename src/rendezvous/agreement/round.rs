@@ -350,8 +350,9 @@ impl Round {
             _ => ("have", "them"),
         };
         let (who, number) = (ranges(gone), self.number);
-        let message =
-            format!("{who} {have} ended the mesh by dm_abort, dm_recover or dm_shrink, and {call} as call {number} needs {them}");
+        let message = format!(
+            "{who} {have} ended the mesh by dm_abort, dm_recover or dm_shrink, and {call} as call {number} needs {them}"
+        );
         Some(Verdict::of_departure(mesh, &Error::new(Status::PeerLost, message).with_ranks(gone)))
     }
 
