@@ -150,8 +150,8 @@
 
 /**
  * How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without
- * it, the process joins a running job where the store's server knows that the process is lost that
- * had its rank, and a new world otherwise.
+ * that variable, the process joins the running job if the store's server knows that the earlier
+ * process of its rank is lost. Otherwise it joins a new world.
  */
 #define DM_JOIN_AUTO 0
 
@@ -390,12 +390,12 @@ typedef struct dm_store_callbacks {
   int32_t (*remove)(void *user_data, const char *key);
   /**
    * Stores len bytes under key if the value there is the expected one, atomically over all
-   * ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes
-   * of the value that stands under key then to stands, and writes the length of that whole
-   * value to len_out (0: the key is not there). Returns 0, also where the value was another
-   * one. dm_recover needs it: with add and set alone a rank that dies between the two would
-   * leave a decision that nobody can make any more. All ranks have it, or none has. May be
-   * NULL: then dm_recover is DM_STATUS_UNSUPPORTED.
+   * ranks; an expected_len of 0 means that the key is not there. Afterwards copies at most
+   * capacity bytes of the value that is now under key to the buffer stands, and writes the
+   * length of that whole value to len_out (0: the key is not there). Returns 0, also where the
+   * value was another one. dm_recover needs this function: with add and set alone a rank that
+   * dies between the two would leave a decision that nobody can make any more. All ranks have
+   * it, or none has. May be NULL: then dm_recover is DM_STATUS_UNSUPPORTED.
    */
   int32_t (*compare_set)(void *user_data,
                          const char *key,
@@ -1119,8 +1119,9 @@ typedef struct dm_event_options {
 #define DM_FLOAT8E4M3 10
 
 /**
- * ncclFloat8e5m2 (NCCL 2.24): 5 bits of exponent, 2 of mantissa, 57344 at most. Rounded as
- * DM_FLOAT8E4M3; so the sum of infinities is the largest number, but DM_MAX and DM_MIN keep them.
+ * ncclFloat8e5m2 (NCCL 2.24): 5 bits of exponent, 2 of mantissa, 57344 at most. Results are
+ * rounded as for DM_FLOAT8E4M3. So the sum of infinities is the largest number, but DM_MAX and
+ * DM_MIN keep infinities.
  */
 #define DM_FLOAT8E5M2 11
 
@@ -1148,10 +1149,10 @@ typedef struct dm_event_options {
 #define DM_MIN 3
 
 /**
- * Sum divided by the number of ranks. On the host engine it does not overflow, and that of
- * integers is the exact sum divided and truncated towards zero. NCCL makes the sum of integers in
- * the element's own type, where it can overflow, and multiplies floating-point numbers by 1/n
- * before it adds them.
+ * Sum divided by the number of ranks. On the host engine the sum does not overflow, and the
+ * average of integers is the exact sum, divided and truncated towards zero. NCCL adds integers in
+ * the element's own type, in which the sum can overflow, and multiplies floating-point numbers by
+ * 1/n before it adds them.
  */
 #define DM_AVG 4
 
@@ -1206,7 +1207,8 @@ typedef struct dm_event_options {
 #define DM_EVENT_LOST 3
 
 /**
- * A rank has ended a mesh by dm_abort, or this rank has ended its world by dm_world_abort.
+ * A rank has ended a mesh by dm_abort (on cuda another rank also by dm_recover or dm_shrink), or
+ * this rank has ended its world by dm_world_abort.
  */
 #define DM_EVENT_ABORTED 4
 
@@ -1773,8 +1775,8 @@ dm_status dm_slice_range(const struct dm_mesh *mesh,
 dm_status dm_concatenate(const struct dm_mesh *const *meshes, size_t n, struct dm_mesh **mesh_out);
 
 /**
- * Gives the root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms or dm_shrink
- * made.
+ * Gives the root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms, dm_shrink or
+ * dm_recover made.
  *
  * Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_ABORTED.
@@ -1823,7 +1825,7 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  * in a forked child. Other views are not touched. A program that makes meshes and only frees them
  * keeps the memory of every communicator until dm_world_finalize. Where this was the last handle,
  * a thread of the library ends what takes time: failed communicators that no mesh has any more,
- * and the world. The end of the process waits two seconds at most for that thread.
+ * and the world. The end of the process waits one second at most for that thread.
  */
 void dm_free(struct dm_mesh *mesh);
 
@@ -2544,8 +2546,8 @@ dm_status dm_barrier(const struct dm_mesh *mesh, const char *dim, int64_t timeou
  * Collective over this rank's group along dim. len may differ from rank to rank and may be 0; data
  * is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64 MiB.
  * dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel through
- * the store, as dm_barrier does. So the call is for small things: seeds, IPC handles, names of
- * files, configuration. The caller frees the result with dm_buffers_free.
+ * the store, which dm_barrier uses, too. So the call is for small things: seeds, IPC handles,
+ * names of files, configuration. The caller frees the result with dm_buffers_free.
  *
  * ```c
  * dm_all_gather_bytes(mesh, "tp", &handle, sizeof handle, 0, &handles);
@@ -2567,7 +2569,7 @@ dm_status dm_all_gather_bytes(const struct dm_mesh *mesh,
  *
  * Collective over this rank's group along dim. data and len are used on the root only; len is at
  * most 8 MiB and may be 0. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout.
- * The bytes travel through the store, as dm_barrier does. The caller frees the result with
+ * The bytes travel through the store, which dm_barrier uses, too. The caller frees the result with
  * dm_buffers_free. Errors: those of dm_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give
  * different roots.
  */
@@ -2675,12 +2677,16 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * work is not done, the call gives DM_STATUS_PEER_LOST with that rank, within about half a second.
  *
  * The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
- * the mesh by dm_abort or dm_recover. Use no result then: when a rank aborts, NCCL may let the
- * other ranks' kernels end with wrong data and without an error, which cudaStreamSynchronize
- * cannot show. A mesh without a world has no store: there only a communicator can tell of a lost
+ * the mesh by dm_abort, dm_recover or dm_shrink. Use no result then: when a rank aborts, NCCL may
+ * let the other ranks' kernels end with wrong data and without an error, which
+ * cudaStreamSynchronize cannot show. Use no result either when the work is done and the call gives
+ * DM_STATUS_STORE or DM_STATUS_TIMEOUT, because the store does not say whether a rank has ended
+ * the mesh. A mesh without a world has no store: there only a communicator can tell of a lost
  * rank. dm_last_error_info has the lost ranks, the dimension and the time that passed.
  *
- * Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost; or as in dm_check),
+ * Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost; or as in dm_check;
+ * or the store does not answer when the work is done), DM_STATUS_STORE (the store cannot be
+ * reached when the work is done),
  * DM_STATUS_CCL (a communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
  * DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_MISMATCH (cpu:
  * an earlier collective failed), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED
@@ -2731,9 +2737,9 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * file).
  *
  * Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
- * options NULL: the mesh's timeout; options->dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
- * DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
- * dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
+ * options NULL: the mesh's timeout. options->dim_options must be NULL. Errors: DM_STATUS_TIMEOUT
+ * and DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before,
+ * and dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
  * ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
  * DM_STATUS_INVALID_STATE (operations wait in a group of this thread, or a CUDA graph is being
  * captured), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE.
@@ -2754,21 +2760,21 @@ dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *
  * Gives the world ranks of this view that are known to be lost by now (see "lost" at the head of
  * this file), in ascending order, without a limit of their number. dm_shrink takes this list.
  *
- * Local: it asks the store, and waits for half a second at most where the store does not answer.
- * *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The call
- * also answers after the mesh has ended. On a mesh without a world (dm_from_comms) it knows only
- * losses that a communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
- * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ * Local: it asks the store and the communicators, and waits for half a second at most where they
+ * do not answer. *len_out is the number of lost ranks. Other ranks may learn of a loss a moment
+ * earlier or later. The call also answers after the mesh has ended. On a mesh without a world
+ * (dm_from_comms) it knows only losses that a communicator of the mesh has met. Errors:
+ * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
 dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capacity, size_t *len_out);
 
 /**
  * Gives a mesh without those indices along dim that hold a lost rank, so that the job goes on
- * after a rank has died. Each such index goes with all its ranks (a whole replica).
+ * after a rank has died. Each such index is left out with all its ranks (a whole replica).
  *
  * Collective over the ranks of the mesh that are not lost (where the mesh is a range, over those
- * of the range), also over living ranks whose replica goes: calls on their handle that need a
- * member give DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has all
+ * of the range), also over living ranks whose replica is left out: calls on their handle that need
+ * a member give DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has all
  * ranks of its root mesh or its range (a view of some of them is refused). dim NULL is allowed on
  * a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2)
  * over ranks 0, 1, 2, 3, 6, 7.
