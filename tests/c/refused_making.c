@@ -53,7 +53,7 @@ static void making(const dm_init_options *options)
   REFUSED("mesh_out", dm_deserialize(kGood, options, NULL));
   REFUSED("text is NULL", dm_deserialize(NULL, options, &none));
   REFUSED("not the text of a mesh", dm_deserialize("", options, &none));
-  REFUSED("has 1 from 0", dm_deserialize(HEAD "\"ranks\":[[0,1]]}", options, &none));
+  REFUSED("ranks lists only 1 ranks", dm_deserialize(HEAD "\"ranks\":[[0,1]]}", options, &none));
   REFUSED("text is not UTF-8", dm_deserialize("\xff", options, &none));
   REFUSED("options.ranks is not NULL", dm_deserialize(kGood, &ranks, &none));
   REFUSED("DM_INIT_OWN_COMMS", dm_deserialize(kGood, &owning, &none));

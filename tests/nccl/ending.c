@@ -101,8 +101,8 @@ static void left_group(void)
   GIVES(DM_STATUS_ABORTED, dm_group_end(second));
   OK(dm_abort(second));
   third = made_cube();
-  FAILS(DM_STATUS_ABORTED, "call from another thread", dm_all_reduce(third, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-  FAILS(DM_STATUS_ABORTED, "call from another thread", dm_group_start(third));
+  FAILS(DM_STATUS_ABORTED, "make them on another thread", dm_all_reduce(third, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  FAILS(DM_STATUS_ABORTED, "make them on another thread", dm_group_start(third));
   CHECK(pthread_join(begun(sum_on_a_thread, third), NULL) == 0);
   OK(dm_finalize(third, NULL));
   note("after");
