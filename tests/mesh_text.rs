@@ -161,7 +161,7 @@ fn what_is_wrong_is_said_with_its_values() {
         "the layout reaches position",
     );
 
-    refused(&with(&[("ranks", "[]")]), 8, "ranks, which has 0");
+    refused(&with(&[("ranks", "[]")]), 8, "ranks lists only 0 ranks");
     refused(&with(&[("ranks", "[8]")]), 8, "expected a run of ranks, [first, count] or [first, count, step]");
     refused(&with(&[("ranks", "[[]]")]), 8, "invalid length 0, expected a run of ranks");
     refused(&with(&[("ranks", "[[8]]")]), 8, "invalid length 1, expected a run of ranks");
