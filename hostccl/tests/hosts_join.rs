@@ -345,10 +345,7 @@ fn other_numbers_of_ranks_are_told_to_all() {
     ];
     let lines = processes.each_ref().map(Process::line);
     for line in &lines {
-        assert!(
-            line.starts_with(&format!("error {ncclInvalidUsage}: ")) && line.contains("passed nranks"),
-            "{line}"
-        );
+        assert!(line.starts_with(&format!("error {ncclInvalidUsage}: ")) && line.contains("passed nranks"), "{line}");
     }
 }
 

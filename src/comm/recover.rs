@@ -57,12 +57,8 @@ impl View {
         let world = self.root_comms().world().filter(|world| !world.rendezvous().is_offline());
         let Some(world) = world.filter(|_| Error::check_fork().is_ok()) else { return call() };
         let (outcome, has_begun) = noting_begun(call);
-        if let Err(error) = &outcome
-            && is_refusal(error)
-            && !Recovering::is_busy(error)
-            && !has_begun
-            && world.alive().is_ok()
-        {
+        let refused = outcome.as_ref().err().filter(|error| is_refusal(error) && !Recovering::is_busy(error));
+        if let Some(error) = refused.filter(|_| !has_begun && world.alive().is_ok()) {
             self.refuse_recovery(world, error);
         }
         outcome

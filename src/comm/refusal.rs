@@ -31,10 +31,7 @@ pub(super) fn tell_if_refused<T>(
     // A forked child must not speak for its parent.
     let Some(scope) = scope.filter(|_| Error::check_fork().is_ok()) else { return call() };
     let (outcome, has_begun) = noting_begun(call);
-    if let Err(error) = &outcome
-        && is_refusal(error)
-        && !has_begun
-    {
+    if let Some(error) = outcome.as_ref().err().filter(|error| !has_begun && is_refusal(error)) {
         tell(scope, cancel, function, error);
     }
     outcome

@@ -78,11 +78,8 @@ impl View {
             return tell_if_refused(space.survivors_scope(world).ok().as_deref(), world.cancel(), CALL, call);
         }
         let (outcome, has_begun) = noting_begun(call);
-        if let Err(error) = &outcome
-            && is_refusal(error)
-            && !has_begun
-            && self.could_leave_out(lost)
-        {
+        let refused = outcome.as_ref().err().filter(|error| is_refusal(error));
+        if let Some(error) = refused.filter(|_| !has_begun && self.could_leave_out(lost)) {
             let number = space.next_shrink_attempt();
             let attempt = self.attempt_scope(world, &number.to_string(), lost);
             let _ = attempt.map(|(_, scope)| tell(&scope, world.cancel(), CALL, error));

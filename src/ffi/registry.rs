@@ -87,9 +87,8 @@ pub(super) fn follow(before: &View, next: &View) {
     // root mesh.
     let mut earlier = Vec::new();
     for view in named().values_mut() {
-        if view.is_of_same_root(before)
-            && let Some(follower) = view.followed_in(next)
-        {
+        let follower = if view.is_of_same_root(before) { view.followed_in(next) } else { None };
+        if let Some(follower) = follower {
             earlier.push(std::mem::replace(view, Arc::new(follower)));
         }
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.cargo import WITHOUT, WORKSPACE, build_variables
 from support.pinned import Unavailable, ucx_of_wheel
 
-from .base import ROOT, Failure, Skip, run
+from .base import ROOT, TARGET, Failure, Skip, run
 
 BUILD = ["cargo", "test", *WORKSPACE, "--no-run", "--quiet", "--message-format=json"]
 BUILD_DEADLINE = 1800
@@ -84,6 +84,21 @@ def wheels_ucx():
         raise Skip(str(why)) from None
 
 
+def oldest_rust():
+    """Type-checks the workspace with the oldest Rust that Cargo.toml promises. A later compiler does
+    not say which features of the language are younger than that Rust. It takes 40 s of processor
+    time, because everything is compiled for that Rust alone."""
+    promised = re.search(r'^rust-version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+    try:
+        if not re.search(rf"^{re.escape(promised)}-", run(["rustup", "toolchain", "list"]), re.M):
+            run(["rustup", "toolchain", "install", promised, "--profile", "minimal"], timeout=300)
+    except (Failure, FileNotFoundError) as why:
+        raise Skip(f"no Rust {promised} here (rustup toolchain install): {str(why).splitlines()[0]}") from None
+    check = ["cargo", "check", "--workspace", "--all-targets", "--locked", "--quiet", "--target-dir", TARGET / "oldest-rust"]
+    run(check, timeout=BUILD_DEADLINE, env={**build_variables(), "RUSTUP_TOOLCHAIN": promised})
+    return 1
+
+
 def add(runner):
     """Adds the cases, and returns what must be called before they run: it builds the programs."""
     programs = Programs()
@@ -95,6 +110,7 @@ def add(runner):
     # The other tests take the machine's UCX, where there is one.
     runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx), is_long=True)
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)
+    runner.add("rust the oldest that is promised", oldest_rust, is_long=True)
     documentation = ["cargo", "test", *WORKSPACE, "--doc"]
 
     def documented():

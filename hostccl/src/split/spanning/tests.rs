@@ -1,5 +1,6 @@
 use std::time::{Duration, Instant};
 
+use super::super::Split;
 use super::*;
 use crate::hosts_of_threads;
 use crate::news;
@@ -15,20 +16,22 @@ impl Random {
     }
 }
 
+/// Performs a split, and returns the new communicator.
+fn run(mut split: impl ChildOperation) -> Option<Arc<Comm>> {
+    progress::run(&mut split).unwrap();
+    split.joined()
+}
+
 /// Splits the communicators of all ranks, and returns the new ones.
 fn split(ends: &[Option<Arc<Comm>>], given: &[(i32, i32)]) -> Vec<Option<Arc<Comm>>> {
     std::thread::scope(|scope| {
         let one = |end: &Arc<Comm>, given: (i32, i32)| {
             end.set_timeout(60_000);
             let (parent, name) = (end.clone(), "child".to_owned());
-            let mut split: Box<dyn ChildOperation> = match end.span {
-                Some(_) => Box::new(SpanSplit::new(parent, given, name, Arc::default(), Name::NONE).unwrap()),
-                None => Box::new(
-                    super::super::Split::new(parent, given.0, given.1, name, Arc::default(), Name::NONE).unwrap(),
-                ),
-            };
-            progress::run(&mut *split).unwrap();
-            split.joined()
+            match end.span {
+                Some(_) => run(SpanSplit::new(parent, given, name, Arc::default(), Name::NONE).unwrap()),
+                None => run(Split::new(parent, given.0, given.1, name, Arc::default(), Name::NONE).unwrap()),
+            }
         };
         let threads: Vec<_> = ends
             .iter()
