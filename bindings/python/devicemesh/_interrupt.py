@@ -10,6 +10,10 @@ event loop's) gets its bytes and is restored.
 A handler of the program's own may not raise: many only note that the job should stop after this
 step. With such a handler the first signal leaves the call alone, and a second one during the call
 ends it. This holds for SIGINT and for SIGTERM, for which Python has no handler.
+
+The library may call Python on the thread that is blocked: a store, a logger. Python would raise
+KeyboardInterrupt in there, and it would be lost, because no exception passes through the library.
+So during such a call SIGINT is only noted, and KeyboardInterrupt is raised after the call.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, Callable, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar
 
 from ._beside import after_outstanding, after_outstanding_success, before_call
 
@@ -29,6 +33,14 @@ from ._beside import after_outstanding, after_outstanding_success, before_call
 ENDING = frozenset((int(signal.SIGINT), int(signal.SIGTERM)))
 # A call that ends by itself within this time of the signal leaves the mesh alive.
 GRACE = 0.1
+# How many times SIGINT came during calls in which it is only noted. Only the main thread changes
+# this number and the next one, because Python calls handlers there.
+noted = 0
+# How many functions of the program run now on the main thread, inside the call, which
+# KeyboardInterrupt may end.
+breakable_calls = 0
+# Whether the library may call functions of Python on the thread that calls it.
+has_callbacks = False
 
 Result = TypeVar("Result")
 End = Callable[[], Any]
@@ -60,7 +72,7 @@ class Watch:
             blocked, asked = self.blocked, [number for number in numbers if number in ENDING]
             if blocked is None or not asked:
                 continue
-            raises = signal.SIGINT in asked and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            raises = signal.SIGINT in asked and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, note)
             if raises or warned is blocked or len(asked) > 1:
                 time.sleep(GRACE)
                 if self.blocked is blocked:
@@ -73,11 +85,53 @@ watch: Optional[Watch] = None
 main_thread = threading.main_thread().ident
 
 
+def expect_callbacks() -> None:
+    """Says that the library has functions of Python from now on, which it may call on the thread
+    that calls it."""
+    global has_callbacks
+    has_callbacks = True
+
+
+class Noted(KeyboardInterrupt):
+    """Ctrl-C in a function of the program that runs inside a call. KeyboardInterrupt is raised
+    again after the call."""
+
+
+def note(_: int, __: Any) -> None:
+    """The handler of SIGINT during a call that may run functions of Python on this thread."""
+    global noted
+    noted += 1
+    if breakable_calls:
+        raise Noted
+
+
+@contextlib.contextmanager
+def breakable() -> Iterator[None]:
+    """While a function of the program runs in this, Ctrl-C raises Noted in it. The caller catches
+    the exception, because it cannot pass through the library."""
+    global breakable_calls
+    if threading.get_ident() != main_thread:
+        yield
+        return
+    before = breakable_calls
+    try:
+        breakable_calls = before + 1
+        yield
+    finally:
+        breakable_calls = before
+
+
 def forget() -> None:
     """Forgets the watch in a forked child, which has no watching thread, and whose sockets are the
-    parent's."""
+    parent's. If the parent's main thread was in a call, the child also takes back what the call
+    has changed: the sockets' numbers will soon be those of other files."""
     global watch, main_thread
     if watch is not None:
+        with contextlib.suppress(ValueError):  # a subinterpreter
+            if watch.blocked is not None:
+                signal.set_wakeup_fd(watch.previous)
+            if signal.getsignal(signal.SIGINT) is note:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         watch.reader.close()
         watch.writer.close()
     watch, main_thread = None, threading.main_thread().ident
@@ -116,10 +170,29 @@ def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
         here.previous = previous
     here.blocked = (end,)
     try:
+        if has_callbacks and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            return noting(function, *arguments)
         return function(*arguments)
     finally:
         here.blocked = None
         signal.set_wakeup_fd(here.previous)
+
+
+def noting(function: Callable[..., int], *arguments: Any) -> int:
+    """Calls function(*arguments). When SIGINT has come meanwhile, raises KeyboardInterrupt after
+    the call."""
+    global breakable_calls
+    before = noted
+    signal.signal(signal.SIGINT, note)
+    try:
+        return function(*arguments)
+    finally:
+        # Python runs the handler of a signal that has come before it changes the handler.
+        breakable_calls = 0
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if noted != before:
+            raise KeyboardInterrupt
 
 
 def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -> Result:
@@ -155,7 +228,8 @@ def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -
             abandoned = True
             if made:
                 undo(made[0])
-        end()
+        with contextlib.suppress(Exception):  # the program must get the exception that ended the wait
+            end()
         raise
     if failed:
         raise failed[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from ctypes import byref
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
+from functools import partial
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
 
 from . import _interrupt as interrupt
 from ._arguments import as_tuple, call_options, one_dim, refused_options, split
@@ -14,7 +16,7 @@ from ._queries import Dim, MeshQueries
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
 from .recovery import Recovery, recover_options, recovery_of, refused_recovery
-from .world import World, abort_default_worlds
+from .world import World
 
 __all__ = ["MeshViews", "world_end"]
 
@@ -33,10 +35,30 @@ class MeshViews(MeshQueries):
         raise NotImplementedError
 
     def _view(self: Mesh, function: Any, *arguments: Any) -> Mesh:
-        """The mesh that function(arguments, mesh_out) makes from this one."""
+        """The mesh that function(arguments, mesh_out) makes from this one. Collective."""
         handle = ctypes.c_void_p()
         check(interrupt.call(self._end, function, *arguments, byref(handle)))
         return cast(Mesh, self._adopted(handle, self._world))
+
+    def _local_view(self: Mesh, function: Any, *arguments: Any) -> Mesh:
+        """Does what _view does, for a function that waits for no other rank. So it need not wait for
+        the outstanding work of other packages."""
+        handle = ctypes.c_void_p()
+        check(function(*arguments, byref(handle)))
+        return cast(Mesh, self._adopted(handle, self._world))
+
+    @contextlib.contextmanager
+    def _world_end(self) -> Iterator[interrupt.End]:
+        """The function that aborts the mesh's world. It works also where the program has closed its
+        World, and on a mesh from lookup()."""
+        handle = ctypes.c_void_p()
+        if library.dm_get_world(self._handle, byref(handle)) != 0:
+            yield self._end  # the mesh has no world, and the call itself says what that means
+            return
+        try:
+            yield partial(library.dm_world_abort, handle)
+        finally:
+            library.dm_world_free(handle)
 
     def __getitem__(self: Mesh, mesh_dim_names: Union[str, Tuple[str, ...]]) -> Mesh:
         """A view of the named dimensions, in the order given: ``mesh["dp"]``,
@@ -50,7 +72,7 @@ class MeshViews(MeshQueries):
         if names == self._names and self._free.alive:
             return self
         array = texts("mesh_dim_names", names)
-        return self._view(library.dm_slice, self._handle, array, len(array))
+        return self._local_view(library.dm_slice, self._handle, array, len(array))
 
     def flatten(self: Mesh, mesh_dim_name: Optional[str] = None, *, options: Optional[DimOptions] = None, timeout: Timeout = None) -> Mesh:
         """Makes one dimension out of all dimensions of this view. Collective over the root mesh.
@@ -108,12 +130,14 @@ class MeshViews(MeshQueries):
         on those that are lost. When the call fails because another rank died
         meanwhile, make it again on this mesh.
         """
+        # A wrong list does not say which ranks are meant to be left, so nobody is told of it.
         lost, handle = None if lost_ranks is None else ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
-        options = call_options(timeout, dim_options, len(self._names), self._names)
+        with telling(library.dm_shrink, self._handle, None, lost, len(lost or ()), *refused()):
+            dim = self._dim(mesh_dim)
+            options = call_options(timeout, dim_options, len(self._names), self._names)
         # The mesh ends at once, so only the world can end the call.
-        check(
-            interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost,
-                           len(lost or ()), options, byref(handle)))
+        with self._world_end() as end:
+            check(interrupt.call(end, library.dm_shrink, self._handle, dim, lost, len(lost or ()), options, byref(handle)))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
 
@@ -138,7 +162,8 @@ class MeshViews(MeshQueries):
             options = recover_options(self._names, mesh_dim, timeout, replace, silent, min_size, has_state, any_state, grow, max_size,
                                       dim_options)
         # The mesh ends at once, so only the world can end the call.
-        check(interrupt.call(world_end(self._world), library.dm_recover, self._handle, byref(options), byref(handle), None))
+        with self._world_end() as end:
+            check(interrupt.call(end, library.dm_recover, self._handle, byref(options), byref(handle), None))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
 
@@ -162,7 +187,7 @@ class MeshViews(MeshQueries):
 
     def root(self: Mesh) -> Mesh:
         """The mesh of which this is a view."""
-        return self._view(library.dm_root, self._handle)
+        return self._local_view(library.dm_root, self._handle)
 
     def submesh_count(self, mesh_dim_names: Union[str, Sequence[str]]) -> int:
         """How many parallel copies of the named dimensions there are over the ranks of the root
@@ -176,7 +201,7 @@ class MeshViews(MeshQueries):
         rank. The copy that holds this rank equals mesh[names]."""
         array = texts("mesh_dim_names", as_tuple(mesh_dim_names))
         count = self.submesh_count(mesh_dim_names)
-        return [self._view(library.dm_submesh, self._handle, array, len(array), index) for index in range(count)]
+        return [self._local_view(library.dm_submesh, self._handle, array, len(array), index) for index in range(count)]
 
     # PyTorch's names of these methods.
     _flatten = flatten
@@ -192,5 +217,5 @@ def refused() -> Tuple[Any, Any]:
 
 
 def world_end(world: Optional[World]) -> interrupt.End:
-    """The function that ends a call that waits for the whole world."""
-    return abort_default_worlds if world is None else world._end
+    """The function that ends a call that makes a mesh in this world. None is the default world."""
+    return library.dm_default_world_abort if world is None else world._end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -17,7 +18,7 @@ from ._library import Timeout, check, library, milliseconds, string
 
 __all__ = ["Event", "EventKind", "Events", "metrics", "set_event_handler"]
 
-# How long one wait for an event lasts at most. Python handles Ctrl-C between two of them.
+# How many seconds one wait for an event lasts at most. Python handles Ctrl-C between two of them.
 SLICE = 0.1
 # The callbacks that the library may use.
 _used: List[Any] = []
@@ -138,9 +139,16 @@ class Events:
     def next(self, timeout: float = 0.0) -> Optional[Event]:
         """The next event; None where none comes within so many seconds. 0 does not wait."""
         told = declarations.Event(struct_size=ctypes.sizeof(declarations.Event))
-        wait = 0 if timeout == 0 else milliseconds(timeout)
-        check(library.dm_events_next(self._handle, wait, ctypes.byref(told)))
-        return None if told.kind == declarations.EVENT_NONE else event_of(told)
+        left = 0 if timeout == 0 else milliseconds(timeout)
+        until = time.monotonic() + left / 1000
+        while True:
+            check(library.dm_events_next(self._handle, min(left, round(SLICE * 1000)), ctypes.byref(told)))
+            if told.kind != declarations.EVENT_NONE:
+                return event_of(told)
+            seconds = until - time.monotonic()
+            if left == 0 or seconds <= 0:
+                return None
+            left = max(1, round(seconds * 1000))
 
     def fileno(self) -> int:
         """The descriptor that is readable while there are events. Read nothing from it."""

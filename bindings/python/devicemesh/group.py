@@ -78,7 +78,8 @@ class Group:
     Arguments are checked at once. The operations run when the outermost group of the thread ends.
     When the body raises, or an operation was refused, no operation runs and the exception is
     raised. So no exchange is half done. The other ranks then wait for this one until their
-    deadline, unless they raised too.
+    deadline, unless they raised too. An operation that was refused in a group inside this one
+    counts, also when the program has caught its exception.
 
     ``work`` is the handle of the operations. After ``with mesh.group(async_op=True) as group:``
     they run on a thread of this package, and ``group.work.wait()`` waits for them.
@@ -126,12 +127,15 @@ class Group:
             raise RuntimeError("groups end in the reverse order of their beginnings, each in the thread that began it")
         opened.groups.pop()
         queue, self._queue = self._queue, []
-        failure = raised or self._refused or closed(queue)
+        refusal = self._refused or closed(queue)
+        failure = raised or refusal
         if queue and isinstance(raised, GeneratorExit):
             # Python swallows GeneratorExit, and then nobody would hear that operations were
             # dropped.
             failure = RuntimeError(f"a generator was closed inside a group, so the operations queued in it ({len(queue)}) did not run: leave the group before the yield")
         outer = opened.groups[-1] if opened.groups else None
+        if refusal is not None and outer is not None:
+            outer.refuse(refusal)
         later = self._async and bool(queue) and self._mesh.device_type == "cpu"
         handle, inner = self._handle, self._inner
         self._handle, self._task, self._inner = 0, None, []

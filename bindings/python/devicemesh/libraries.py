@@ -7,6 +7,7 @@ import ctypes
 from typing import Any, Callable, List, Optional
 
 from . import _declarations as declarations
+from . import _interrupt as interrupt
 from ._library import check, library, optional_text
 from ._library import text as as_text
 
@@ -45,6 +46,7 @@ def set_ccl_resolver(resolve: Optional[Callable[[str], Optional[int]]]) -> None:
 
     callback = declarations.CclResolver() if resolve is None else declarations.CclResolver(found)
     _kept.append(callback)
+    interrupt.expect_callbacks()
     try:
         check(library.dm_set_ccl_resolver(callback, None))
     except Exception as error:

@@ -8,6 +8,7 @@ import logging
 from typing import Any, List, Optional, Union
 
 from . import _declarations as declarations
+from . import _interrupt as interrupt
 from ._library import check, is_bool, library
 from .errors import InvalidArgumentError
 
@@ -43,6 +44,7 @@ def use_logging(level: Union[None, int, str] = None, *, logger: Optional[logging
     callback = declarations.Log(log) if wanted else declarations.Log()
     # A thread of the library may still be inside an earlier callback, so all of them are kept.
     _used.append(callback)
+    interrupt.expect_callbacks()
     check(library.dm_set_log(wanted, callback, None))
 
 

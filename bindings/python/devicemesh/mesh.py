@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import json
 import threading
-import weakref
 from ctypes import byref
 from functools import partial
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -15,6 +14,7 @@ from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._arguments import init_options, labels, nested, only_two, refused_options, telling_init
 from ._beside import has_ended, mesh_changes
+from ._exit import meshes
 from ._library import Deadline, Timeout, check, flag, library, listed, listing, milliseconds, optional_text, rank_counts, string, telling
 from ._library import text as as_text
 from ._open_groups import outside_groups
@@ -29,9 +29,6 @@ from .work import after_all_of
 from .world import World
 
 __all__ = ["Communicator", "DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
-
-# The meshes of this process by handle. Unpickling looks for an equal mesh here.
-alive: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()
 
 
 class Stack(threading.local):
@@ -117,7 +114,7 @@ class DeviceMesh(MeshViews):
         # The groups that from_group was given. They must outlive the mesh.
         self._adopted_groups: List[Any] = []
         self._groups: Dict[str, Communicator] = {}
-        alive[number] = self
+        meshes[number] = self
         for changed in mesh_changes:
             changed(self)
 
@@ -290,7 +287,7 @@ class DeviceMesh(MeshViews):
         return _unpickled, (self.serialize(),)
 
     def __copy__(self) -> "DeviceMesh":
-        return self._view(library.dm_clone, self._handle)
+        return self._local_view(library.dm_clone, self._handle)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "DeviceMesh":
         return self.__copy__()
@@ -346,11 +343,12 @@ def deserialize(
 
 
 def _unpickled(text: str) -> DeviceMesh:
-    for mesh in list(alive.values()):
+    for mesh in list(meshes.values()):
         try:
             if mesh.serialize() == text:
                 mesh.root()  # raises when it has ended
-                return mesh.__copy__()
+                copy: DeviceMesh = mesh.__copy__()
+                return copy
         except DeviceMeshError:
             continue
     return deserialize(text)
@@ -360,7 +358,10 @@ def lookup(name: str) -> DeviceMesh:
     """The view that was registered under that name, in any language of this process."""
     handle = ctypes.c_void_p()
     check(library.dm_lookup(as_text("name", name), byref(handle)))
-    return DeviceMesh._adopted(handle, None)
+    world = ctypes.c_void_p()
+    # A mesh that from_group made without a world has none.
+    has_world = library.dm_get_world(handle, byref(world)) == 0
+    return DeviceMesh._adopted(handle, World._of(world.value or 0, None) if has_world else None)
 
 
 def unregister(name: str) -> None:

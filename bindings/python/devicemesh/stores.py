@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Dict, Optional, Protocol
 
 from . import _declarations as declarations
+from . import _interrupt as interrupt
 from ._library import within
 
 __all__ = ["Store", "TorchStore"]
@@ -27,7 +28,7 @@ class Store(Protocol):
     A store may also have ``compare_set(key: str, expected: bytes, value: bytes) -> bytes``, on all
     ranks or on none. It stores value under key if the value there is the expected one (b"": the key
     is not there), atomically over all ranks, and returns the value that stands then. Only with it
-    can a job recover from lost ranks (Mesh.recover).
+    can a job recover from lost ranks (DeviceMesh.recover).
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -98,12 +99,15 @@ class Callbacks:
             self.struct.compare_set = declarations.StoreCompareSet(self._compare_set)
 
     def keep(self) -> None:
-        """The world was made: the library uses the callbacks from now on."""
+        """Keeps this object alive for the library. It is called before the world is joined, because
+        the joining uses the callbacks already."""
         Callbacks.alive[id(self)] = self
+        interrupt.expect_callbacks()
 
     def _set(self, _: Any, key: bytes, value: int, length: int) -> int:
         try:
-            self.store.set(key.decode(), ctypes.string_at(value, length))
+            with interrupt.breakable():
+                self.store.set(key.decode(), ctypes.string_at(value, length))
         except BaseException as error:
             self.failure = error
             return BROKEN
@@ -112,8 +116,9 @@ class Callbacks:
     def _get(self, _: Any, key: bytes, value: int, capacity: int, length_out: Any, timeout_ms: int) -> int:
         try:
             try:
-                found = self.store.get(key.decode(), timeout_ms / 1000)
-            except (KeyError, TimeoutError):
+                with interrupt.breakable():
+                    found = self.store.get(key.decode(), timeout_ms / 1000)
+            except (KeyError, TimeoutError, interrupt.Noted):  # the watch ends the call
                 found = None
             if found is None:
                 return declarations.STORE_NOT_YET
@@ -125,7 +130,9 @@ class Callbacks:
 
     def _add(self, _: Any, key: bytes, amount: int, value_out: Any) -> int:
         try:
-            value_out[0] = within("what the store's add returned", self.store.add(key.decode(), amount), -(2**63), 2**63 - 1)
+            with interrupt.breakable():
+                sum_now = self.store.add(key.decode(), amount)
+            value_out[0] = within("what the store's add returned", sum_now, -(2**63), 2**63 - 1)
         except BaseException as error:
             self.failure = error
             return BROKEN
@@ -135,7 +142,8 @@ class Callbacks:
                      length_out: Any) -> int:
         try:
             compare_set = getattr(self.store, "compare_set")
-            found = compare_set(key.decode(), ctypes.string_at(expected, expected_length), ctypes.string_at(value, length))
+            with interrupt.breakable():
+                found = compare_set(key.decode(), ctypes.string_at(expected, expected_length), ctypes.string_at(value, length))
             self._give("compare_set", found, stands, capacity, length_out)
         except BaseException as error:
             self.failure = error
@@ -154,7 +162,8 @@ class Callbacks:
         try:
             remove = getattr(self.store, "remove", None)
             if remove is not None:
-                remove(key.decode())
+                with interrupt.breakable():
+                    remove(key.decode())
         except BaseException:
             return BROKEN
         return 0

@@ -69,7 +69,7 @@ class Work:
                 raise InvalidStateError(
                     f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block"
                 )
-            if not self._over.wait(None if timeout is None else milliseconds(timeout) / 1000):
+            if not self._over.wait(None if timeout is None else min(milliseconds(timeout) / 1000, threading.TIMEOUT_MAX)):
                 raise MeshTimeoutError(
                     f"{self._what} is not over after {milliseconds(timeout) / 1000:g} s; it continues, and ends by the mesh's timeout"
                 )
@@ -152,8 +152,8 @@ class WorkQueue:
 
     def finish(self, deadline: Optional[Deadline], call: str) -> None:
         """Returns when the operations that were issued so far are over."""
-        last = self.last
-        if not last._over.wait(None if deadline is None else deadline.seconds()):
+        last, left = self.last, None if deadline is None else deadline.seconds()
+        if not last._over.wait(None if left is None else min(left, threading.TIMEOUT_MAX)):
             raise MeshTimeoutError(
                 f"{call}: {last._what} was issued before and is not over by the deadline; it continues, and ends by the mesh's timeout"
             )
@@ -239,8 +239,10 @@ def after_all_of(root: Callable[[], Any], deadline: Deadline, call: str) -> None
 
 def after_all_in(world: Any, deadline: Deadline, call: str) -> None:
     """Returns when the asynchronous operations on the meshes of this world are over. None is the
-    default world."""
+    default world. A mesh from lookup() may be in any world, so its operations are always waited
+    for."""
     for queue in list(queues.values()):
         its = queue.mesh._world
-        if its is world or (world is None and (its is None or its._is_default)):
+        defaults = [True if each is None else each._is_default for each in (its, world)]
+        if its is world or None in defaults or all(defaults):
             queue.finish(deadline, call)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from functools import partial
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from . import _declarations as declarations
 from . import _control as control
 from . import _interrupt as interrupt
 from ._beside import has_ended
+from ._exit import end_at_exit
 from ._library import Deadline, Timeout, check, flag, int32, library, milliseconds, optional_text, telling
 from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
@@ -29,6 +30,11 @@ class World(ObjectCollectives):
     or ``offline=True``: layout and planning for any rank of any world, on one machine.
     ``World.default()`` is the default world, and ``mesh.world`` the world of a mesh.
 
+    When the last reference to a World is dropped, the garbage collector frees it as ``close`` does.
+    If no mesh of the world is left then, this process leaves the world at once: the next call of
+    the other ranks names this rank as lost, and on rank 0 the collector waits until the store's
+    server has ended. So keep a World in a variable for as long as the ranks need each other.
+
     Collective over the world, except for an offline one. Without ``world_size`` everything comes
     from the launcher (torchrun, mpirun, srun, devicemesh run ...).
 
@@ -37,10 +43,12 @@ class World(ObjectCollectives):
         world_size, rank: this process's place, instead of the launcher's word; local_rank then is
             its rank among those of its host, and may be left out on all ranks.
         device: the index of the device for communicators, among those that this process sees. None
-            follows the local rank.
+            is the current device of this thread, or where it has none, the local rank modulo the
+            number of devices.
         init_method: "env://", "tcp://host:port" (rank 0 serves) or "file:///path".
-        timeout: every wait of the library ends by then; seconds or a timedelta. None is ten
-            minutes.
+        timeout: how long the joining may take, and after it each call of the world that has no
+            timeout of its own; seconds or a timedelta. None is ten minutes. It does not bound work
+            on a CUDA stream.
         ccl_library: a communicator library with NCCL's C API, by path or SONAME; "python" is the
             NCCL wheel of the active environment.
         store: where the ranks meet, instead of init_method; TorchStore makes one of PyTorch's.
@@ -113,20 +121,23 @@ class World(ObjectCollectives):
             if callbacks is not None and callbacks.failure is not None:
                 raise error from callbacks.failure
             raise
-        # At the interpreter's exit the library must not call a store in Python any more.
-        self._adopt(handle, library.dm_world_free if callbacks is None else _abort_and_free)
+        self._adopt(handle, False)
+        if callbacks is not None:
+            end_at_exit(self)
 
-    def _adopt(self, handle: int, free: Callable[[int], Any], is_default: bool = False) -> None:
+    def _adopt(self, handle: int, is_default: Optional[bool]) -> None:
         self._handle = handle
-        self._free = weakref.finalize(self, free, handle)
+        self._free = weakref.finalize(self, library.dm_world_free, handle)
         self._end = partial(library.dm_world_abort, handle)
+        # Whether it is a default world. None: nobody knows, because it is the world of a mesh from
+        # lookup().
         self._is_default = is_default
         self._known: Optional[declarations.WorldInfo] = None
 
     @classmethod
-    def _of(cls, handle: int, is_default: bool) -> "World":
+    def _of(cls, handle: int, is_default: Optional[bool]) -> "World":
         made = cls.__new__(cls)
-        made._adopt(handle, library.dm_world_free, is_default)
+        made._adopt(handle, is_default)
         return made
 
     @classmethod
@@ -143,7 +154,7 @@ class World(ObjectCollectives):
             check(library.dm_default_world(kind, limit, ctypes.byref(handle)))
             return handle.value or 0
 
-        return cls._of(interrupt.apart(join, abort_default_worlds, library.dm_world_free), True)
+        return cls._of(interrupt.apart(join, library.dm_default_world_abort, library.dm_world_free), True)
 
     def _info(self) -> declarations.WorldInfo:
         """What the library knows about the world. Only the epoch changes."""
@@ -270,7 +281,7 @@ class World(ObjectCollectives):
         yet."""
         with telling(library.dm_world_finalize, self._handle, control.REFUSED):
             deadline = self._begin("finalize", timeout)
-            after_all_in(None if self._is_default else self, deadline, "finalize")
+            after_all_in(self, deadline, "finalize")
         check(interrupt.call(self._end, library.dm_world_finalize, self._handle, deadline.milliseconds()))
         has_ended()
 
@@ -278,10 +289,12 @@ class World(ObjectCollectives):
         """Ends this rank's part in the world at once: wakes every blocked call of the world and
         aborts its meshes. Local, from any thread."""
         check(library.dm_world_abort(self._handle))
+        has_ended()
 
     def close(self) -> None:
-        """Frees the handle. Meshes keep what they need of the world. The garbage collector does
-        this when nothing refers to the World any more."""
+        """Frees the handle. Meshes keep what they need of the world. If no mesh is left, this
+        process leaves the world. The garbage collector does this when nothing refers to the World
+        any more."""
         self._free()
 
     def __enter__(self) -> "World":
@@ -297,11 +310,6 @@ class World(ObjectCollectives):
         return f"World(rank={self.rank}, size={self.size})" if self._free.alive else "World(closed)"
 
 
-def _abort_and_free(handle: int) -> None:
-    library.dm_world_abort(handle)
-    library.dm_world_free(handle)
-
-
 def finalize_default_worlds(timeout: Timeout = None) -> None:
     """Ends the worlds that init_device_mesh joins by itself, with all their meshes, as
     World.finalize does. Collective. A later init_device_mesh joins anew."""
@@ -309,7 +317,7 @@ def finalize_default_worlds(timeout: Timeout = None) -> None:
         outside_groups("finalize_default_worlds")
         deadline = Deadline(timeout)
         after_all_in(None, deadline, "finalize_default_worlds")
-    check(interrupt.call(abort_default_worlds, library.dm_default_world_finalize, deadline.milliseconds()))
+    check(interrupt.call(library.dm_default_world_abort, library.dm_default_world_finalize, deadline.milliseconds()))
     has_ended()
 
 
@@ -317,3 +325,4 @@ def abort_default_worlds() -> None:
     """Ends the worlds that init_device_mesh joins by itself, also while one is being joined. A
     later init_device_mesh joins anew."""
     check(library.dm_default_world_abort())
+    has_ended()

@@ -128,6 +128,15 @@ class Groups(unittest.TestCase):
             self.group.recv(self.theirs, self.left)
         self.assertEqual((self.theirs[0], self.mine[0]), (self.left + 1, RANK + 1))
 
+    def test_a_refused_operation_in_an_inner_group(self):
+        with self.assertRaisesRegex(InvalidArgumentError, "read-only"):
+            with self.mesh.group():
+                self.group.send(self.mine, self.right)
+                with self.assertRaises(InvalidArgumentError):
+                    with self.mesh.group():
+                        self.group.recv(b"read-only", self.left)
+        self.exchange()
+
     def test_arguments_are_those_of_the_call(self):
         def sent():
             self.group.send(numpy.full(5, RANK + 0.5), self.right)  # nobody else holds the array

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import unittest
 from datetime import datetime, timezone
+from unittest import mock
 
 import numpy
 
@@ -18,7 +19,7 @@ import devicemesh
 from devicemesh import (DeviceMesh, DeviceMeshError, DimOptions, EventKind, InvalidArgumentError, InvalidHandleError, LibraryError,
                         MeshTimeoutError, NotFoundError, NotMemberError, Partial, Replicate, Shard, UnsupportedError,
                         World, init_device_mesh)
-from devicemesh import logs
+from devicemesh import _beside, _interrupt, _library, logs, work
 
 
 def offline(rank, shape, names=None, world_size=None, device="cpu", **options):
@@ -232,6 +233,51 @@ class Worlds(unittest.TestCase):
         world.close()
         with self.assertRaises(InvalidHandleError):
             world.local_rank
+
+
+class LocalCalls(unittest.TestCase):
+    """What a package beside this one notices (_beside.py)."""
+
+    def test_local_views_do_not_wait_for_outstanding_work(self):
+        mesh, waits = offline(6, (2, 4), ("dp", "tp")), []
+        with mock.patch.object(_beside, "before_call", [lambda: waits.append(1)]), mock.patch.object(_interrupt, "before_call", [1]):
+            self.assertEqual(mesh["tp"].root(), mesh)
+            self.assertEqual((len(mesh.submeshes("tp")), copy.copy(mesh)), (2, mesh))
+            self.assertEqual(waits, [])
+            mesh.flatten()
+            self.assertEqual(waits, [1])
+
+    def test_the_abort_of_a_world_is_told(self):
+        told = []
+        with mock.patch.object(_beside, "mesh_changes", [told.append]):
+            world = World("cpu", world_size=8, rank=3, offline=True)
+            world.abort()
+            self.assertEqual(told, [None])
+            devicemesh.abort_default_worlds()
+            self.assertEqual(told, [None, None])
+
+    def test_the_longest_timeouts(self):
+        for wait in (lambda operation, queue: operation.wait(1e15), lambda _, queue: queue.finish(_library.Deadline(1e15), "finalize")):
+            operation, queue = work.Work("operation"), work.WorkQueue((0, "dp"), None)
+            queue.last = operation
+            threading.Timer(0.01, operation._finish).start()
+            wait(operation, queue)
+            self.assertTrue(operation.is_success())
+
+    def test_a_world_is_over_after_the_operations_of_meshes_from_lookup(self):
+        """Nobody knows in which world they are."""
+        mine, other = (World("cpu", world_size=8, rank=3, offline=True) for _ in range(2))
+        meshes = [init_device_mesh("cpu", (8,), world=world) for world in (mine, other)]
+        meshes[0].register("mine")
+        self.addCleanup(devicemesh.unregister, "mine")
+        meshes.append(devicemesh.lookup("mine"))
+        waited = []
+        queues = {number: mock.Mock(mesh=mesh, finish=lambda *_, number=number: waited.append(number)) for number, mesh in enumerate(meshes)}
+        with mock.patch.object(work, "queues", queues):
+            for world, expected in ((mine, [0, 2]), (other, [1, 2]), (None, [2]), (meshes[2].world, [0, 1, 2])):
+                waited.clear()
+                work.after_all_in(world, _library.Deadline(None), "finalize")
+                self.assertEqual(waited, expected)
 
 
 class Logs(unittest.TestCase):

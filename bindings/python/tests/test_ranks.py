@@ -264,6 +264,20 @@ class Ranks(unittest.TestCase):
                 mesh.get_group().all_reduce(value)
         self.mesh.flatten("after_shrink")
 
+    def test_a_refused_shrink_is_told(self):
+        if SIZE < 3:
+            return
+        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/refuses", timeout=60)
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
+        for lost in ([SIZE - 1], None):
+            if RANK == 0:
+                with self.assertRaisesRegex(InvalidArgumentError, "timeout is 0 seconds"):
+                    mesh.shrink("x", lost, timeout=0)
+            elif lost is None or RANK not in lost:
+                with self.assertRaisesRegex(InvalidArgumentError, "rank 0 refused"):
+                    mesh.shrink("x", lost)
+        mesh.abort()
+
     def test_recovering_without_a_rank(self):
         world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/recovers", timeout=60)
         mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)

@@ -1,0 +1,251 @@
+"""Ctrl-C, forks and the interpreter's exit while calls are blocked. One process: the ranks of a
+world are threads of it, and rank 0 is the main thread."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from unittest import mock
+
+import devicemesh
+from devicemesh import AbortedError, Events, World, _interrupt, init_device_mesh, lookup, unregister
+
+
+class MemoryStore:
+    """A store for the ranks of one process."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+        # Called at the next get on the main thread.
+        self.at_get = None
+        # Set when a get waits.
+        self.waits = threading.Event()
+
+    def set(self, key, value):
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def get(self, key, timeout):
+        if self.at_get is not None and threading.current_thread() is threading.main_thread():
+            at_get, self.at_get = self.at_get, None
+            at_get()
+        with self.changed:
+            if key not in self.values and timeout > 0:
+                self.waits.set()
+            return self.values[key] if self.changed.wait_for(lambda: key in self.values, timeout) else None
+
+    def add(self, key, amount):
+        with self.changed:
+            value = int(self.values.get(key, b"0")) + amount
+            self.values[key] = str(value).encode()
+            self.changed.notify_all()
+        return value
+
+
+def on_ranks(function):
+    """The results of function(rank), on two threads, of which the main thread is rank 0."""
+    results = [None, None]
+
+    def run(rank):
+        results[rank] = function(rank)
+
+    other = threading.Thread(target=run, args=(1,))
+    other.start()
+    run(0)
+    other.join()
+    return results
+
+
+def two_worlds(**options):
+    return on_ranks(lambda rank: World("cpu", world_size=2, rank=rank, local_rank=rank, timeout=60, **options))
+
+
+def two_meshes(worlds):
+    return on_ranks(lambda rank: init_device_mesh("cpu", (2,), mesh_dim_names=("dp",), world=worlds[rank]))
+
+
+@contextlib.contextmanager
+def interrupt_when_blocked():
+    """Sends SIGINT to this process when its main thread is blocked in a call."""
+
+    def send():
+        while _interrupt.watch is None or _interrupt.watch.blocked is None:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    yield
+    sender.join()
+
+
+class StoresInPython(unittest.TestCase):
+    def setUp(self):
+        self.store = MemoryStore()
+        self.worlds = two_worlds(store=self.store)
+
+    def test_meshes_outlive_the_end_of_their_world_object(self):
+        meshes = two_meshes(self.worlds)
+        for world in self.worlds:
+            world.close()
+        del self.worlds
+        values = [bytearray([1]), bytearray([2])]
+        on_ranks(lambda rank: meshes[rank].get_group().all_reduce(values[rank]))
+        self.assertEqual(values, [bytearray([3])] * 2)
+        on_ranks(lambda rank: meshes[rank].finalize())
+
+    def test_ctrl_c_in_the_store(self):
+        self.store.at_get = lambda: signal.raise_signal(signal.SIGINT)
+        with self.assertRaises(KeyboardInterrupt):
+            self.worlds[0].barrier()
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+        with self.assertRaises(AbortedError):
+            self.worlds[0].barrier()
+
+    def test_ctrl_c_between_two_calls_of_the_store(self):
+        # In this store Python runs the handler of the signal at the beginning of a callback.
+        self.store.get = lambda key, timeout: self.store.values.get(key)
+        with interrupt_when_blocked(), self.assertRaises(KeyboardInterrupt):
+            self.worlds[0].barrier()
+        with self.assertRaises(AbortedError):
+            self.worlds[0].barrier()
+
+    def test_a_store_that_fails_by_ctrl_c_is_broken(self):
+        def odd(key, amount):
+            signal.raise_signal(signal.SIGINT)
+            return 1
+
+        self.store.add = odd
+        with self.assertRaises(KeyboardInterrupt):
+            self.worlds[0].barrier()
+
+
+class Interrupts(unittest.TestCase):
+    def test_ctrl_c_in_a_logger(self):
+        class Interrupting(logging.Handler):
+            def emit(self, record):
+                signal.raise_signal(signal.SIGINT)
+
+        logger = logging.getLogger("interrupting")
+        logger.propagate, handler = False, Interrupting()
+        mesh = init_device_mesh("cpu", (1,))
+        devicemesh.use_logging("DEBUG", logger=logger)
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                mesh.get_group().broadcast_bytes(b"", root=7)  # the library refuses the root, and logs that
+        finally:
+            devicemesh.use_logging("OFF")
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+
+    def test_ctrl_c_ends_the_world_of_a_mesh_from_lookup_alone(self):
+        default = init_device_mesh("cpu", (1,))
+        worlds = two_worlds(store=MemoryStore())
+        meshes = two_meshes(worlds)
+        meshes[0].register("train")
+        self.addCleanup(unregister, "train")
+        found = lookup("train")
+        with interrupt_when_blocked(), self.assertRaises(KeyboardInterrupt):
+            found.shrink(timeout=60)
+        with self.assertRaises(AbortedError):
+            worlds[0].barrier()
+        default.get_group().all_reduce(bytearray(4))
+
+    def test_ctrl_c_ends_the_call_of_a_mesh_whose_world_was_closed(self):
+        worlds = two_worlds(store=MemoryStore())
+        mesh = two_meshes(worlds)[0]
+        for world in worlds:
+            world.close()
+        with interrupt_when_blocked(), self.assertRaises(KeyboardInterrupt):
+            mesh.shrink(timeout=60)
+
+    def test_ctrl_c_while_what_ends_the_wait_fails(self):
+        ended, main = threading.Event(), threading.main_thread().ident
+
+        def is_waiting():
+            frame = sys._current_frames()[main]
+            return frame.f_code is threading.Condition.wait.__code__ and frame.f_back.f_back.f_code is _interrupt.apart.__code__
+
+        def work():
+            while not is_waiting():
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.wait()
+
+        def end():
+            ended.set()
+            raise ValueError
+
+        with self.assertRaises(KeyboardInterrupt):
+            _interrupt.apart(work, end, lambda made: None)
+
+    def test_a_long_wait_for_an_event_lets_signals_through(self):
+        class Alarm(Exception):
+            pass
+
+        def ring(number, frame):
+            raise Alarm
+
+        before = signal.signal(signal.SIGALRM, ring)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        with Events() as events:
+            while events.next() is not None:
+                pass
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with self.assertRaises(Alarm):
+                events.next(20)
+            self.assertLess(time.monotonic() - began, 10)
+            self.assertIsNone(events.next(0.15))
+
+    def test_a_child_that_another_thread_forks_during_a_call(self):
+        answers = []
+
+        def fork():
+            child = os.fork()
+            if child == 0:
+                left = signal.set_wakeup_fd(-1)
+                os._exit(0 if left == -1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
+            answers.append(os.waitpid(child, 0)[1])
+
+        def call():
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+            return 0
+
+        for has_callbacks in (False, True):
+            with mock.patch.object(_interrupt, "has_callbacks", has_callbacks):
+                _interrupt.blocked_in(lambda: None, call)
+        self.assertEqual(answers, [0, 0])
+
+    def test_the_exit_of_an_interpreter_with_calls_that_use_a_store_in_python(self):
+        code = (
+            "import threading\n"
+            "from test_interrupts import MemoryStore, two_meshes, two_worlds\n"
+            "started = []\n"
+            "for closes in (False, True):\n"
+            "    store = MemoryStore()\n"
+            "    worlds = two_worlds(store=store)\n"
+            "    mesh = two_meshes(worlds)[0]\n"
+            "    store.waits.clear()\n"
+            "    threading.Thread(target=lambda mesh=mesh: mesh.flatten('f'), daemon=True).start()\n"
+            "    store.waits.wait()\n"
+            "    started.append(worlds)\n"
+            "[world.close() for world in started[1]]\n"
+            "print('over', flush=True)\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                              cwd=os.path.dirname(os.path.abspath(__file__)))
+        self.assertEqual((done.returncode, done.stdout), (0, "over\n"), done.stderr)
+        self.assertNotIn("Fatal", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
