@@ -9,6 +9,11 @@
 # Without components: the first three, as far as they are here. It works in an installed prefix, also
 # one that was moved, and in the source tree (devicemesh_DIR=<repository>/cmake, after
 # `cargo build --release`). Nothing of NCCL or CUDA is needed to link.
+#
+# The policies are set for this file alone: a project with an old cmake_minimum_required would leave
+# IN_LIST (CMP0057) unknown.
+cmake_policy(PUSH)
+cmake_policy(VERSION 3.5...3.31)
 get_filename_component(_devicemesh_here "${CMAKE_CURRENT_LIST_DIR}" REALPATH)
 if(EXISTS "${_devicemesh_here}/devicemeshPlaces.cmake")
   include("${_devicemesh_here}/devicemeshPlaces.cmake")
@@ -68,3 +73,4 @@ endforeach()
 if(NOT devicemesh_FOUND)
   string(REPLACE ";" "; " devicemesh_NOT_FOUND_MESSAGE "${_devicemesh_missing}")
 endif()
+cmake_policy(POP)

@@ -40,7 +40,11 @@ else()
     endif()
   elseif(NOT _devicemesh_series STREQUAL _devicemesh_ours)
     # CMake prints this beside the version that was asked for.
-    string(APPEND PACKAGE_VERSION ", which is not compatible with ${_devicemesh_series}: see \"From 0.1 to 0.2\" in CHANGELOG.md")
+    if(PACKAGE_FIND_VERSION VERSION_LESS PACKAGE_VERSION)
+      string(APPEND PACKAGE_VERSION ", which is not compatible with ${_devicemesh_series}: see \"From 0.1 to 0.2\" in CHANGELOG.md")
+    else()
+      string(APPEND PACKAGE_VERSION ", which is older than the ${_devicemesh_series} that was asked for")
+    endif()
   endif()
 endif()
 

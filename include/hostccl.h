@@ -43,8 +43,9 @@
 #ifndef NCCL_H_
 #define NCCL_H_
 
-/* The NCCL release whose API this is. It also has ncclAlltoAll, ncclGather and ncclScatter, which
- * NCCL has since 2.28. ncclGetVersion returns this release at run time. */
+/* The NCCL release whose API this is. It also has these functions of later releases: ncclAlltoAll,
+ * ncclGather, ncclScatter and ncclCommRevoke (2.28), ncclCommGetUniqueId and ncclCommGrow (2.29).
+ * ncclGetVersion returns this release at run time. */
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 27  /* as NCCL_MAJOR */
 #define NCCL_PATCH 7   /* as NCCL_MAJOR */
@@ -227,7 +228,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
                             ncclConfig_t *config, int shrinkFlags);
 
-/* Makes the id by which new ranks come to the next ncclCommGrow of comm. One rank of comm calls
+/* Makes the id with which new ranks join the next ncclCommGrow of comm. One rank of comm calls
  * this, and lives until the growth is done. It can make another id when the growth has used this
  * one. Local. */
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);

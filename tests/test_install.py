@@ -211,6 +211,20 @@ def test_another_minor_version(asks):
         and f"version: {VERSION}, which is not compatible with 0.1: see" in output, output)
 
 
+def test_a_later_minor_version(asks):
+    major, minor, _ = VERSION.split(".")
+    later = f"{major}.{int(minor) + 1}"
+    output = flat(asks(f"find_package(devicemesh {later} REQUIRED)\n", code=1))
+    check(f"version: {VERSION}, which is older than the {later} that was asked for" in output and "CHANGELOG" not in output, output)
+
+
+def test_a_project_with_old_policies(asks):
+    """CMake 4 has no old policy for IN_LIST any more."""
+    output = asks('if(CMAKE_VERSION VERSION_LESS 4)\n  cmake_policy(SET CMP0057 OLD)\nendif()\nfind_package(devicemesh REQUIRED COMPONENTS shared)\n'
+                  'message(STATUS "found ${devicemesh_FOUND}")\n')
+    check("-- found 1" in output or "-- found TRUE" in output, output)
+
+
 def test_a_component_that_is_not_there(asks):
     output = asks("find_package(devicemesh REQUIRED COMPONENTS shared shiny)\n", code=1)
     check("there is no component shiny" in output, output)

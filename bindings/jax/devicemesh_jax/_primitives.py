@@ -14,8 +14,8 @@ cotangents of one value on several ranks are summed. So these are each other's t
 all_reduce has a second convention, transpose="identity", in which its transpose is the identity
 and the identity's transpose is all_reduce. _messages.py has the messages between two ranks.
 
-Every parameter is the same on all ranks (names, sizes and operators, but never a coordinate), so
-all ranks compile the same program.
+Parameters are the same on all ranks, so all ranks compile the same program. The exceptions are
+`rank` (_ragged.py) and `dest` and `source` (_messages.py).
 """
 
 from __future__ import annotations

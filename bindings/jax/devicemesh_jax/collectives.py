@@ -247,8 +247,8 @@ def scan(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum") -> Any:
 
 
 def barrier(mesh: MeshOrName, dim: Dim = None) -> None:
-    """Lets no collective after it begin before all ranks have come. Outside jax.jit the function
-    returns when they have come."""
+    """A collective after the barrier begins only when all ranks have called the barrier. Outside
+    jax.jit the function returns when they have come."""
     name, label, size = along(mesh, dim)
     # An operator and a type that programs rarely use, so that another call is a mismatch.
     met = primitives.all_reduce_p.bind(jnp.ones((), "uint8"), op=PROD, transpose=TRANSPOSES[0], mesh=name, dim=label, size=size)

@@ -22,8 +22,9 @@ class Replicate:
 class Shard:
     """The mesh dimension splits dimension ``dim`` of the tensor.
 
-    Among the mesh dimensions that shard one tensor dimension, a lower ``order`` splits first,
-    equal ones in the order of the mesh; all 0 is PyTorch's.
+    Among the mesh dimensions that shard one tensor dimension, the one with the lowest ``order``
+    splits first. Equal orders split in the order of the mesh. With all orders 0 the split is
+    PyTorch's.
     """
 
     dim: int
