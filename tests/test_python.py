@@ -189,6 +189,32 @@ def test_package_in_a_fresh_environment(tmp_path):
         assert output.count("fine") == 8, output
 
 
+FAKE_CARGO = """#!{python}
+import json, os, pathlib
+folder = pathlib.Path(os.environ["CARGO_TARGET_DIR"], os.environ.get("CARGO_BUILD_TARGET", "by-config"), "release")
+folder.mkdir(parents=True)
+for name in ("libdevicemesh.so", "devicemesh"):
+    (folder / name).write_text("built now")
+    print(json.dumps({{"reason": "compiler-artifact", "filenames": [str(folder / name)]}}))
+"""
+
+
+def test_a_build_in_another_folder_of_cargo(tmp_path):
+    """The package gets the files of this build, and not those of an earlier one in target/release. A
+    machine to compile for stands in a variable, or in a setting of cargo, which stays."""
+    backend, cargo = tmp_path / "checkout/bindings/python/build_wheel.py", tmp_path / "bin/cargo"
+    for file, text in ((backend, (PACKAGE / "build_wheel.py").read_text()), (cargo, FAKE_CARGO.format(python=sys.executable)),
+                       (tmp_path / "checkout/target/release/libdevicemesh.so", "old")):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    cargo.chmod(0o755)
+    code = ("import build_wheel, pathlib; build_wheel.write = lambda *_: ''; build_wheel.build_editable('')\n"
+            "print([(build_wheel.ROOT / 'target/release' / name).read_text() for name in build_wheel.NATIVE])")
+    output = run(sys.executable, "-c", code, cwd=backend.parent, CARGO_TARGET_DIR=tmp_path / "elsewhere", CARGO_BUILD_TARGET="wasm32",
+                 PATH=f"{cargo.parent}:{os.environ['PATH']}")
+    assert "['built now', 'built now']" in output and not (tmp_path / "elsewhere/wasm32").exists(), output
+
+
 @pytest.mark.long
 def test_tag_of_the_wheel(python, tmp_path):
     run(python, PACKAGE / "build_wheel.py", tmp_path, cwd=tmp_path, timeout=580)

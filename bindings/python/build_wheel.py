@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import platform
 import re
@@ -24,21 +25,33 @@ ROOT = HERE.parents[1]
 NATIVE = ("libdevicemesh.so", "devicemesh")
 
 
-def native(into: Path) -> list[Path]:
-    """Builds the library and the tool, and copies them without their debug sections."""
+def build() -> list[Path]:
+    """Builds the library and the tool. Returns their paths in the order of NATIVE."""
     # pip shows what this writes with -v alone, and everything when the build fails.
     print("devicemesh: cargo builds the library and the tool, which takes minutes the first time", flush=True)
     if shutil.which("cargo") is None:
         raise SystemExit("devicemesh: no cargo on the PATH, which compiles the library (https://rustup.rs, or apt-get install cargo; Rust 1.85 or later, and a C linker)")
-    command = ["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool"]
-    built = subprocess.run(command, cwd=ROOT)
+    # Cargo says where its files are, because that depends on variables and settings of cargo. The
+    # machine for which it compiles must be this one, because the wheel's tag says so.
+    command = ["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool",
+               "--message-format", "json-render-diagnostics"]
+    environment = {name: value for name, value in os.environ.items() if name != "CARGO_BUILD_TARGET"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
         raise SystemExit(f"devicemesh: {' '.join(command)} in {ROOT} failed with exit code {built.returncode}; its own lines are above")
-    release = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    # The names of the files of all crates; those of the last crates replace equal ones.
+    places = {Path(file).name: Path(file) for message in messages if message.get("reason") == "compiler-artifact"
+              for file in message["filenames"]}
+    return [places[name] for name in NATIVE]
+
+
+def native(into: Path) -> list[Path]:
+    """Builds the library and the tool, and copies them without their debug sections."""
     made = []
-    for name in NATIVE:
-        copy = into / name
-        shutil.copy(ROOT / release / name, copy)
+    for path in build():
+        copy = into / path.name
+        shutil.copy(path, copy)
         if shutil.which("strip"):
             subprocess.run(["strip", "--strip-debug", copy], check=True)
         made.append(copy)
@@ -139,9 +152,15 @@ def get_requires_for_build_editable(config_settings: object = None) -> list[str]
 
 
 def build_editable(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:
-    """The package where it lies; it finds the library in the checkout's target/release."""
-    with tempfile.TemporaryDirectory() as folder:
-        platform_tag = tag(native(Path(folder)))
+    """The package where it lies. It finds the library and the tool in the checkout's target/release,
+    so they are copied to that folder where cargo has another one."""
+    binaries, release = build(), ROOT / "target/release"
+    for binary in binaries:
+        if not (release / binary.name).exists() or not binary.samefile(release / binary.name):
+            release.mkdir(parents=True, exist_ok=True)
+            shutil.copy(binary, release / f"{binary.name}.new")
+            os.replace(release / f"{binary.name}.new", release / binary.name)
+    platform_tag = tag(binaries)
     return write(wheel_directory, {"devicemesh.pth": f"{HERE}\n".encode()}, platform_tag)
 
 

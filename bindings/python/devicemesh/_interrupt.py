@@ -220,8 +220,8 @@ def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -
                 made.append(result)
         done.set()
 
-    threading.Thread(target=run, name="devicemesh join", daemon=True).start()
     try:
+        threading.Thread(target=run, name="devicemesh join", daemon=True).start()
         done.wait()
     except BaseException:
         with lock:

@@ -33,7 +33,8 @@ class World(ObjectCollectives):
     When the last reference to a World is dropped, the garbage collector frees it as ``close`` does.
     If no mesh of the world is left then, this process leaves the world at once: the next call of
     the other ranks names this rank as lost, and on rank 0 the collector waits until the store's
-    server has ended. So keep a World in a variable for as long as the ranks need each other.
+    server has ended. So keep a World in a variable for as long as the ranks need each other. The
+    process stays in the default world, though, until it finalizes or aborts that world.
 
     Collective over the world, except for an offline one. Without ``world_size`` everything comes
     from the launcher (torchrun, mpirun, srun, devicemesh run ...).
