@@ -16,7 +16,7 @@ use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
 use super::names::{parent_config, ranks_text};
 use super::options::{CallOptions, DimOptions, MeshOptions};
-use super::refusal::{is_refusal, noting_begun, tell, tell_if_refused};
+use super::refusal::{is_refusal, noting_begun, tell};
 use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
@@ -65,21 +65,26 @@ impl View {
     }
 
     /// Runs `call`, which shrinks this mesh by the list `lost`, or, when it is empty, without one.
-    /// If this rank refuses the call, the ranks that would be left are told. Ranks with a list meet
-    /// in a scope of their attempt, so the refusal counts as an attempt of this rank. A list that
-    /// is wrong in itself says nothing about whom the other ranks would leave out, so nobody is
-    /// told of it.
+    /// If this rank refuses the call, the ranks that would be left are told. For these ranks the
+    /// call is an attempt, so the refusal counts as an attempt of this rank. A list that is wrong
+    /// in itself says nothing about whom the other ranks would leave out, so nobody is told of it.
     pub(crate) fn tell_shrink_if_refused<T>(&self, lost: &[i32], call: impl FnOnce() -> Result<T>) -> Result<T> {
         const CALL: &str = "dm_shrink";
         let space = self.space();
         let world = space.world().filter(|world| !world.rendezvous().is_offline() && space.mesh().is_member());
-        let Some(world) = world.filter(|world| world.alive().is_ok()) else { return call() };
-        if lost.is_empty() {
-            return tell_if_refused(space.survivors_scope(world).ok().as_deref(), world.cancel(), CALL, call);
-        }
+        // A forked child must not speak for its parent.
+        let world = world.filter(|world| Error::check_fork().is_ok() && world.alive().is_ok());
+        let Some(world) = world else { return call() };
         let (outcome, has_begun) = noting_begun(call);
-        let refused = outcome.as_ref().err().filter(|error| is_refusal(error));
-        if let Some(error) = refused.filter(|_| !has_begun && self.could_leave_out(lost)) {
+        let Some(error) = outcome.as_ref().err().filter(|error| !has_begun && is_refusal(error)) else {
+            return outcome;
+        };
+        if lost.is_empty() {
+            if let Ok(scope) = space.survivors_scope(world) {
+                space.next_shrink_attempt();
+                tell(&scope, world.cancel(), CALL, error);
+            }
+        } else if self.could_leave_out(lost) {
             let number = space.next_shrink_attempt();
             let attempt = self.attempt_scope(world, &number.to_string(), lost);
             let _ = attempt.map(|(_, scope)| tell(&scope, world.cancel(), CALL, error));
