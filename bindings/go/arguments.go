@@ -125,7 +125,11 @@ func (a *arguments) milliseconds(timeout time.Duration) C.int64_t {
 	if timeout < 0 {
 		a.refuse("the timeout is %v", timeout)
 	}
-	return C.int64_t((timeout + time.Millisecond - 1) / time.Millisecond)
+	rounded := timeout / time.Millisecond
+	if timeout%time.Millisecond != 0 {
+		rounded++
+	}
+	return C.int64_t(rounded)
 }
 
 // call makes a call with these arguments and then releases them. It makes no call if an argument

@@ -150,7 +150,7 @@ func (a *arguments) sameCount(send, recv Buffer) {
 func (a *arguments) times(its string, large Buffer, other string, small Buffer, ranks int) {
 	a.same(large, small)
 	if ranks > 0 && (large.Count%ranks != 0 || large.Count/ranks != small.Count) {
-		a.refuse("%s has %d elements, but %s has %d, times %d ranks", its, large.Count, other, small.Count, ranks)
+		a.refuse("%s has %d elements, not %d (the ranks of the dimension) times the %d of %s", its, large.Count, ranks, small.Count, other)
 	}
 }
 
@@ -204,7 +204,7 @@ func overlap(one, other Buffer) bool {
 func (a *arguments) apartOrSame(part, whole Buffer, elements int) {
 	place := uintptr(whole.Address) + uintptr(elements)*whole.DType.size()
 	if overlap(part, whole) && uintptr(part.Address) != place {
-		a.refuse("send and recv overlap: they must be apart, or be what a call in place has (%d bytes from each other, not %d)",
+		a.refuse("send and recv overlap: let them lie apart; a call in place needs them exactly %d bytes apart, and they are %d bytes apart",
 			place-uintptr(whole.Address), int(uintptr(part.Address)-uintptr(whole.Address)))
 	}
 }

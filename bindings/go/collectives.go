@@ -20,7 +20,7 @@ func (m *Mesh) AllReduceBuffer(ctx context.Context, dim string, send, recv Buffe
 	a.op(op)
 	a.apartOrSame(send, recv, 0)
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType),
 			C.int32_t(op), unsafe.Pointer(stream))
 	})
@@ -39,7 +39,7 @@ func (m *Mesh) ReduceBuffer(ctx context.Context, dim string, send, recv Buffer, 
 		buffers = append(buffers, recv)
 	}
 	along, to := a.optional("dimension name", dim), a.member("root", root, place)
-	return m.operation(ctx, &a, dim, buffers, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, buffers, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType),
 			C.int32_t(op), to, unsafe.Pointer(stream))
 	})
@@ -57,7 +57,7 @@ func (m *Mesh) BroadcastBuffer(ctx context.Context, dim string, send, recv Buffe
 		buffers = append(buffers, send)
 	}
 	along, from := a.optional("dimension name", dim), a.member("root", root, place)
-	return m.operation(ctx, &a, dim, buffers, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, buffers, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_broadcast(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
 	})
 }
@@ -69,7 +69,7 @@ func (m *Mesh) AllGatherBuffer(ctx context.Context, dim string, send, recv Buffe
 	a.times("recv", recv, "send", send, place.size)
 	a.apartOrSame(send, recv, place.rank*max(0, send.Count))
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_gather(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
 }
@@ -83,14 +83,14 @@ func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv B
 	a.op(op)
 	a.apartOrSame(recv, send, place.rank*max(0, recv.Count))
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_reduce_scatter(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType),
 			C.int32_t(op), unsafe.Pointer(stream))
 	})
 }
 
 // AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. send
-// and recv may be one buffer where the library can work in place.
+// and recv may be one buffer on cpu, and along a dimension of size 1.
 func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
 	var a arguments
 	a.sameCount(send, recv)
@@ -99,8 +99,11 @@ func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer
 		a.refuse("send has %d elements, which %d ranks do not share evenly", send.Count, size)
 	}
 	a.apartOrSame(send, recv, 0)
+	if size > 1 && overlap(send, recv) && m.onCUDA() {
+		a.refuse("send and recv overlap: an all-to-all on cuda is never in place, so let them lie apart")
+	}
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_to_all(mesh, along, send.at(), recv.at(), C.size_t(send.Count/size), C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
 }
@@ -110,7 +113,7 @@ func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer
 func (m *Mesh) SendBuffer(ctx context.Context, dim string, send Buffer, peer int, stream Stream) error {
 	var a arguments
 	along, to := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
-	return m.operation(ctx, &a, dim, []Buffer{send}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_send(mesh, along, send.at(), C.size_t(send.Count), C.int32_t(send.DType), to, unsafe.Pointer(stream))
 	})
 }
@@ -119,7 +122,7 @@ func (m *Mesh) SendBuffer(ctx context.Context, dim string, send Buffer, peer int
 func (m *Mesh) RecvBuffer(ctx context.Context, dim string, recv Buffer, peer int, stream Stream) error {
 	var a arguments
 	along, from := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
-	return m.operation(ctx, &a, dim, []Buffer{recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_recv(mesh, along, recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
 	})
 }
@@ -143,7 +146,8 @@ func (m *Mesh) along(a *arguments, dim string) place {
 // operation makes one collective along dim, or adds it to the group of ctx. The memory of a Go
 // object is passed as an integer and pinned meanwhile: cgo would refuse a pointer into an object
 // that itself holds pointers.
-func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers []Buffer, function func(mesh C.uintptr_t) C.outcome) error {
+func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers []Buffer, stream Stream,
+	function func(mesh C.uintptr_t) C.outcome) error {
 	for _, buffer := range buffers {
 		a.buffer(buffer, m)
 	}
@@ -159,6 +163,10 @@ func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers 
 		return m.collective(ctx, a, function)
 	}
 	m.along(a, dim)
+	// The library checks the stream too late for a group, when it makes the operation.
+	if a.err == nil && stream != nil && !m.onCUDA() {
+		a.refuse("stream is given, but device type cpu has no streams: pass nil")
+	}
 	if a.err != nil {
 		return group.refuse(a.err)
 	}

@@ -57,7 +57,7 @@ func (m *Mesh) AllToAllVBuffer(ctx context.Context, dim string, send Buffer, sen
 		a.apart(out, into, -1, -1)
 	}
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_to_allv(mesh, along, send.at(), out.counts, out.displs, recv.at(),
 			into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
@@ -72,7 +72,7 @@ func (m *Mesh) AllGatherVBuffer(ctx context.Context, dim string, send, recv Buff
 	a.ownBlock("send", send, receives, place)
 	a.apart(out, into, 0, place.rank)
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_gatherv(mesh, along, send.at(), recv.at(),
 			into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
@@ -88,7 +88,7 @@ func (m *Mesh) ReduceScatterVBuffer(ctx context.Context, dim string, send Buffer
 	a.ownBlock("recv", recv, sends, place)
 	a.apart(out, into, place.rank, 0)
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_reduce_scatterv(mesh, along, send.at(), out.counts, out.displs, recv.at(),
 			C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
 	})
@@ -189,7 +189,7 @@ func (a *arguments) apart(send, recv blockList, sent, received int) {
 	var readEnd, writtenEnd uintptr
 	for _, each := range uses {
 		if each.first < writtenEnd || each.written && each.first < readEnd {
-			a.refuse("blocks of send and recv overlap: what is received must be apart from everything else, or be what a call in place has")
+			a.refuse("a block of recv overlaps another block of send or recv: let them lie apart, or call exactly in place (send is this rank's own block)")
 			return
 		}
 		if each.written {

@@ -111,7 +111,8 @@ func groupFor(ctx context.Context) (*group, error) {
 // belongs to ctx. Calls that are no operations (Flatten, Barrier ...) are made at once, with any
 // context. When ctx is done before the operations are made, body still runs, none of its
 // operations is made, and the error is the context's own. When ctx is done while they are made,
-// their meshes are aborted and the error is ErrAborted.
+// their meshes are aborted and the error is ErrAborted. A thread of the package makes the
+// operations, so a stream must mean the same on every thread (not cudaStreamPerThread).
 func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) error {
 	outer, err := groupFor(ctx)
 	if err == nil && body == nil {
@@ -200,17 +201,32 @@ func (m *Mesh) run(ctx context.Context, calls []*operation) error {
 			mesh.abort()
 		}
 	}
-	err := until(ctx, end, func() error { return issue(meshes, calls, end) })
+	err := until(ctx, end, func() error { return onOwnThread(func() error { return issue(meshes, calls, end) }) })
 	for _, mesh := range meshes {
 		err = mesh.itsWorld().explain(err)
 	}
 	return err
 }
 
-// issue makes the calls of a group between its start and its end. The caller holds the meshes.
+// onOwnThread calls function on a goroutine that is locked to its thread. When function fails, the
+// thread ends with the goroutine: an abort with operations queued on cuda leaves the group of the
+// thread open for good, and all later operations of that thread would fail.
+func onOwnThread(function func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		err := function()
+		if err == nil {
+			runtime.UnlockOSThread()
+		}
+		result <- err
+	}()
+	return <-result
+}
+
+// issue makes the calls of a group between its start and its end, on a thread that does nothing
+// else meanwhile. The caller holds the meshes.
 func issue(meshes []*Mesh, calls []*operation, end func()) (err error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	var pins runtime.Pinner
 	defer pins.Unpin()
 	for _, call := range calls {

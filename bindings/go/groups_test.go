@@ -5,7 +5,10 @@ package devicemesh
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -124,6 +127,11 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 			_ = AllReduce(ctx, mesh, "tp", big[:99], big[1:], Sum)
 			return nil
 		}, ErrInvalidArgument, "overlap"},
+		"a stream on cpu": {func(ctx context.Context) error {
+			sum(ctx)
+			_ = mesh.AllReduceBuffer(ctx, "tp", Of(value), Of(value), Sum, Stream(&size))
+			return nil
+		}, ErrInvalidArgument, "no streams"},
 		"another goroutine": {func(ctx context.Context) error {
 			sum(ctx)
 			refusal := make(chan error)
@@ -198,6 +206,56 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 	must(t, mesh.Group(background, func(ctx context.Context) error { return nil }))
 	must(t, mesh.Group(background, func(ctx context.Context) error { sum(ctx); return nil }))
 	equal(t, "the next group", value, []int{n * n})
+}
+
+// also gives a function that calls another function first.
+func also[In, Out any](first func(), function func(In) Out) func(In) Out {
+	return func(in In) Out { first(); return function(in) }
+}
+
+// On cuda an abort with operations queued makes a thread useless, so no thread outlives a group that
+// was aborted. This test needs no cuda, because the thread ends on cpu, too.
+func TestThreadsOfAbortedGroupsEnd(t *testing.T) {
+	world, err := Join(background, "cpu", &WorldOptions{Size: 1})
+	must(t, err)
+	defer world.Close()
+	mesh, err := Init(background, "cpu", []int{1}, nil, &MeshOptions{World: world})
+	must(t, err)
+	value := []int{1}
+	calls, err := collect(background, func(ctx context.Context) error { return AllReduce(ctx, mesh, "", value, value, Sum) })
+	must(t, err)
+	ctx, cancel := context.WithCancel(background)
+	thread := 0
+	calls[0].function = also(func() {
+		thread = syscall.Gettid()
+		cancel()
+		// The mesh answers ErrAborted when the context has ended it.
+		for mesh.Check("") == nil {
+			time.Sleep(time.Millisecond)
+		}
+	}, calls[0].function)
+	// Go cannot end the main thread. Where this goroutine has that thread, it keeps it, so that the
+	// group runs on another one.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ended := make(chan error, 1)
+	if run := func() { ended <- mesh.run(ctx, calls) }; syscall.Gettid() == os.Getpid() {
+		go run()
+	} else {
+		run()
+	}
+	refused(t, <-ended, ErrAborted, "")
+	if thread == os.Getpid() {
+		return
+	}
+	for until := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(fmt.Sprint("/proc/self/task/", thread)); os.IsNotExist(err) {
+			return
+		}
+		if time.Now().After(until) {
+			t.Fatal("the thread of a group that was aborted lives on")
+		}
+	}
 }
 
 // An operation of another goroutine is not part of the group.

@@ -203,6 +203,33 @@ func TestPlanning(t *testing.T) {
 	refused(t, err, ErrInvalidArgument, "1 weights for 2 dimensions")
 }
 
+// A group would be under way when the library refuses this.
+func TestAllToAllOnCUDAIsNotInPlace(t *testing.T) {
+	world, err := Join(background, "cuda", &WorldOptions{Size: 2, Offline: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
+	mesh, err := Init(background, "cuda", []int{2}, nil, &MeshOptions{World: world})
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := []float32{1, 2}
+	refused(t, AllToAll(background, mesh, "", values, values), ErrInvalidArgument, "never in place")
+	refused(t, AllToAll(background, mesh, "", values, []float32{0, 0}), ErrUnsupported, "offline")
+}
+
+func TestTimeouts(t *testing.T) {
+	for timeout, expected := range map[time.Duration]int64{
+		0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, math.MaxInt64: math.MaxInt64/int64(time.Millisecond) + 1,
+	} {
+		var a arguments
+		if got := int64(a.milliseconds(timeout)); got != expected || a.err != nil {
+			t.Errorf("%v: got %d, %v, expected %d", timeout, got, a.err, expected)
+		}
+	}
+}
+
 func TestWrongArguments(t *testing.T) {
 	mesh := offline(t)
 	world, err := mesh.World()
