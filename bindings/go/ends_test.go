@@ -269,6 +269,53 @@ func TestShrink(t *testing.T) {
 	together(t, everybody)
 }
 
+// The context ends Shrink and Recover also when the program has closed its World, and on a mesh of
+// Lookup, and leaves the default world alone.
+func TestContextsEndCallsOfMeshesWithoutAWorld(t *testing.T) {
+	everybody, folder := ranks(t)
+	if size < 3 {
+		return
+	}
+	wait := 30 * time.Second
+	for at, call := range []func(context.Context, *Mesh) (*Mesh, error){
+		func(ctx context.Context, mesh *Mesh) (*Mesh, error) {
+			return mesh.Shrink(ctx, "x", nil, CallOptions{Timeout: wait})
+		},
+		func(ctx context.Context, mesh *Mesh) (*Mesh, error) {
+			return mesh.Recover(ctx, &RecoverOptions{Timeout: wait})
+		},
+	} {
+		for _, found := range []bool{false, true} {
+			world := private(t, folder, fmt.Sprint("no world ", at, found))
+			mesh := line(t, world, MeshOptions{})
+			if rank == size-1 {
+				must(t, world.Abort())
+			}
+			together(t, everybody)
+			if rank == 0 {
+				refused(t, world.Barrier(background, 0), ErrPeerLost, "")
+				if found {
+					must(t, mesh.Register("found"))
+					var err error
+					mesh, err = Lookup("found")
+					must(t, err)
+					defer mesh.Close()
+					must(t, Unregister("found"))
+				}
+				must(t, world.Close())
+				// The other ranks do not call.
+				ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
+				_, err := call(ctx, mesh)
+				cancel()
+				if !errors.Is(err, ErrAborted) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("call %d, of a mesh from Lookup %v: %v", at, found, err)
+				}
+			}
+			together(t, everybody)
+		}
+	}
+}
+
 func TestRecover(t *testing.T) {
 	everybody, folder := ranks(t)
 	if size == 1 {

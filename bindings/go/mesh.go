@@ -189,8 +189,8 @@ func (m *Mesh) Close() error {
 }
 
 // Check gives the asynchronous error of a dimension's communicator, or nil. "" asks all
-// communicators of the view's dimensions; the first error in the order of the dimensions counts.
-// Check does not wait, and makes no communicator.
+// communicators of the mesh whose ranks are all in this view, those of flattened dimensions too;
+// the first error counts. Check does not wait, and makes no communicator.
 func (m *Mesh) Check(dim string) error {
 	var a arguments
 	along := a.optional("dimension name", dim)
@@ -260,6 +260,17 @@ func (m *Mesh) World() (*World, error) {
 		return nil, err
 	}
 	return world, nil
+}
+
+// worldOfCall gives a handle of the mesh's world with which a call can be ended. The caller closes
+// the handle. The World that made the mesh does not serve here: the program may have closed it, and
+// a mesh of Lookup does not know it. Where the mesh has no world, the handle is empty, and the
+// call fails at once.
+func (m *Mesh) worldOfCall() *World {
+	if world, err := m.World(); err == nil {
+		return world
+	}
+	return &World{}
 }
 
 // A Comm is an ncclComm_t, for a function of Mesh.Proc. Never dereference it.

@@ -90,11 +90,9 @@ func (m *Mesh) Recover(ctx context.Context, options *RecoverOptions) (*Mesh, err
 		max_size:        a.int32("MaxSize", options.MaxSize),
 	}
 	a.use(unsafe.Pointer(chosen))
-	world := m.itsWorld()
-	if world != nil && world.hold() {
-		defer world.release()
-	}
-	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome {
+	world := m.worldOfCall()
+	defer world.Close()
+	return a.mesh(ctx, m.itsWorld(), world.end, func(out *C.uintptr_t) C.outcome {
 		return C.go_recover(m.token(), chosen, out)
 	})
 }

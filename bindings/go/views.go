@@ -82,18 +82,15 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 //
 // Collective over the ranks that are not lost. A rank whose replica leaves also calls Shrink, and
 // gets a mesh that it is not in. When Shrink fails because another rank died meanwhile, call it
-// again on this mesh. When ctx is done meanwhile, the world is aborted. If the world was closed
-// before, the call ends at its timeout instead.
+// again on this mesh. When ctx is done meanwhile, the world is aborted.
 func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int, options ...CallOptions) (*Mesh, error) {
 	var a arguments
 	defer runtime.KeepAlive(m)
 	along, lost, n := a.optional("dimension name", dim), a.int32s("lostRanks", lostRanks), C.size_t(len(lostRanks))
 	chosen := a.callOptions(options)
-	world := m.itsWorld()
-	if world != nil && world.hold() {
-		defer world.release()
-	}
-	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome {
+	world := m.worldOfCall()
+	defer world.Close()
+	return a.mesh(ctx, m.itsWorld(), world.end, func(out *C.uintptr_t) C.outcome {
 		return C.go_shrink(m.token(), along, lost, n, chosen, out)
 	})
 }
