@@ -148,8 +148,8 @@ func (e *Events) FD() (int, error) {
 	return int(fd), err
 }
 
-// Close frees the queue. A Next on another goroutine returns before its event or its timeout is
-// lost.
+// Close closes the queue. A Next that waits on another goroutine goes on until an event comes or
+// its timeout has passed. The queue is freed then.
 func (e *Events) Close() error {
 	e.free(e.close)
 	return nil

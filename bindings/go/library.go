@@ -36,8 +36,8 @@ var resolving struct {
 // Without it the library loads a shared NCCL, and a communicator of that copy crashes in the
 // functions that the program links.
 //
-// ErrLibrary names a function that is missing. ErrInvalidArgument says that device type cuda is in
-// use already.
+// ErrLibrary names a function that is missing. ErrInvalidState says that device type cuda is in use
+// already.
 func SetCCLResolver(resolve func(name string) unsafe.Pointer) error {
 	resolving.change.Lock()
 	defer resolving.change.Unlock()

@@ -22,7 +22,8 @@ type WorldOptions struct {
 	// nil: the current device of the thread that joins, or where that thread has none, the local
 	// rank modulo the number of devices. It is an error on cpu.
 	Device *int
-	// How long each wait of the library may take. 0: 10 minutes.
+	// How long the joining may take, and after it each call of the world that has no timeout of
+	// its own. It does not bound work on a CUDA stream. 0: 10 minutes.
 	Timeout time.Duration
 	// Where the ranks meet: "env://" (as ""), "tcp://host:port" (rank 0 serves) or "file:///path".
 	InitMethod string
