@@ -7,8 +7,10 @@
  *
  * Two styles of errors, one set of functions
  *   dm::Mesh, dm::World, dm::init ...             give their value, and throw dm::Error.
- *   dm::nothrow::Mesh, ::World, ::init ...        give a dm::Result, which has the members of
- *                                                 std::expected, and throw only std::bad_alloc.
+ *   dm::nothrow::Mesh, ::World, ::init ...        give a dm::Result, and throw only
+ *                                                 std::bad_alloc.
+ * dm::Result has these members of std::expected: has_value, value, value_or, error, and_then,
+ * transform, and the operators.
  * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the
  * second is there, and reading the value of a Result that has none prints the error and aborts.
  * Below, Returns<T> is T in the first style and Result<T> in the second.
@@ -76,8 +78,9 @@
 
 namespace dm {
 
-/* Other names for the linker where the bodies of functions differ, so that both kinds of object
- * files can be in one program. What they hand to each other are C handles: capi(), release(). */
+/* Files without exceptions get other names for the linker, because the bodies of their functions
+ * differ. So both kinds of object files can be in one program. They hand C handles to each other:
+ * capi(), release(). */
 #ifdef DM_NO_EXCEPTIONS
 inline namespace no_exceptions {
 #endif
@@ -265,8 +268,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// A value or an Error; the members are those of std::expected. Reading the value where there is
-/// none throws the Error.
+/// A value or an Error. The members are some of those of std::expected, and do the same. Reading
+/// the value where there is none throws the Error.
 template <class T> class [[nodiscard]] Result {
 public:
   /// The type of the value.
@@ -300,12 +303,12 @@ public:
   [[nodiscard]] T *operator->() { return &value(); }
   /// A member of the value, as value().
   [[nodiscard]] const T *operator->() const { return &value(); }
-  /// The value, or this one.
+  /// The value; `otherwise` where there is none.
   template <class U> [[nodiscard]] T value_or(U &&otherwise) const &
   {
     return has_value() ? value() : static_cast<T>(std::forward<U>(otherwise));
   }
-  /// The value, moved, or this one.
+  /// The value, moved; `otherwise` where there is none.
   template <class U> [[nodiscard]] T value_or(U &&otherwise) &&
   {
     return has_value() ? std::move(*this).value() : static_cast<T>(std::forward<U>(otherwise));
@@ -320,11 +323,16 @@ public:
     if (!has_value()) return error();
     return std::forward<Next>(next)(std::move(*this).value());
   }
-  /// A Result of next(value); the error goes through.
+  /// A Result of next(value), which may be nothing; the error goes through.
   template <class Next> auto transform(Next &&next) && -> Result<std::invoke_result_t<Next, T &&>>
   {
     if (!has_value()) return error();
-    return std::forward<Next>(next)(std::move(*this).value());
+    if constexpr (std::is_void_v<std::invoke_result_t<Next, T &&>>) {
+      std::forward<Next>(next)(std::move(*this).value());
+      return {};
+    } else {
+      return std::forward<Next>(next)(std::move(*this).value());
+    }
   }
 
 private:
@@ -368,6 +376,17 @@ public:
   {
     if (error_) return *error_;
     return std::forward<Next>(next)();
+  }
+  /// A Result of next(), which may be nothing; the error goes through.
+  template <class Next> auto transform(Next &&next) const -> Result<std::invoke_result_t<Next>>
+  {
+    if (error_) return *error_;
+    if constexpr (std::is_void_v<std::invoke_result_t<Next>>) {
+      std::forward<Next>(next)();
+      return {};
+    } else {
+      return std::forward<Next>(next)();
+    }
   }
 
 private:
@@ -617,13 +636,15 @@ struct DimOptions {
   /// The communicator's name in the library's logs. Empty: "mesh_" and the dimension's name.
   std::string comm_name = {};
 
-  /// The struct of C. It borrows from this object.
+  /// The struct of C. It borrows from this object. A comm_name with a NUL within becomes bytes that
+  /// are not UTF-8, so the library refuses the name instead of taking the part before the NUL.
   [[nodiscard]] dm_dim_options capi() const noexcept
   {
     dm_dim_options options = DM_DIM_OPTIONS_INIT;
     options.flags = own_comm ? DM_DIM_OWN_COMM : 0;
     options.nccl_config = nccl_config;
-    options.comm_name = comm_name.empty() ? nullptr : comm_name.c_str();
+    const bool has_nul = comm_name.find('\0') != std::string::npos;
+    options.comm_name = comm_name.empty() ? nullptr : has_nul ? "\xC0\x80" : comm_name.c_str();
     return options;
   }
 };
@@ -791,7 +812,8 @@ public:
     return -1;
   }
   /// Whether compare_set() works, on all ranks or on none. Only then can a job over this store
-  /// recover (recover()).
+  /// recover (recover()). World::init asks this before it does anything else, and what it throws
+  /// comes out of World::init.
   [[nodiscard]] virtual bool has_compare_set() const { return false; }
   /// Removes key; a key that is not there is no error. An implementation that does nothing leaves
   /// everything that the library has stored.
@@ -911,7 +933,8 @@ namespace detail {
 struct StoreBridge {
   using Held = std::shared_ptr<Store>;
 
-  static dm_store_callbacks callbacks(Held *held) noexcept
+  // Throws what has_compare_set() throws.
+  static dm_store_callbacks callbacks(Held *held)
   {
     dm_store_callbacks callbacks = DM_STORE_CALLBACKS_INIT;
     callbacks.user_data = held;
@@ -1345,8 +1368,8 @@ public:
     return DM_STATUS_OK;
   }
 
-  // Ends it after a callback that returned: issues the operations, or hands them to the group
-  // around. What went wrong.
+  // Ends it after a callback that returned. Issues the operations, or hands them to the outer
+  // group. Returns the error, or nothing.
   std::optional<Error> end()
   {
     if (starts_ > 0) refuse(Error(Status::invalid_state, "group: its callback has called group_start() without group_end()"));
@@ -1416,14 +1439,11 @@ private:
     return operands.stream != nullptr && on_cpu(mesh) ? "stream is given, but device type cpu has no streams: pass nullptr" : std::string();
   }
 
-  // The text of a mesh is the one place where C says its device type.
-  static bool on_cpu(const dm_mesh *mesh)
+  // Whether the mesh has device type cpu.
+  static bool on_cpu(const dm_mesh *mesh) noexcept
   {
-    std::string text;
-    const dm_status status = Calls<Gives>::fill(text, 256, [&](char *buffer, std::size_t capacity, std::size_t *length) {
-      return dm_describe(mesh, buffer, capacity, length);
-    });
-    return status == DM_STATUS_OK && text.find(", 'cpu', stride=") != std::string::npos;
+    const char *const type = dm_device_type(mesh);
+    return type != nullptr && std::strcmp(type, "cpu") == 0;
   }
 
   std::optional<Error> issue()
@@ -1439,9 +1459,12 @@ private:
     return std::nullopt;
   }
 
+  // An operation that this group refused is missing in the outer group, too, also where the
+  // callback of the outer group ignores the error.
   dm_status leave() noexcept
   {
     innermost() = outer_;
+    if (refused_ && outer_ != nullptr) outer_->refuse(*refused_);
     for (; starts_ > 0; --starts_) dm_group_end(mesh_);
     return dm_group_end(std::exchange(mesh_, nullptr));
   }
@@ -1924,14 +1947,14 @@ public:
   }
 
   /// The asynchronous error of dim's communicator; success while it works, and before it is made.
-  /// nullptr: the first error among the communicators of the view's dimensions. It waits for no
-  /// rank. Local. See dm_check.
+  /// nullptr: the first error among the communicators of the mesh whose ranks are all in this view,
+  /// those of flattened dimensions too. It waits for no rank. Local. See dm_check.
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
 
   /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and the communicator
-  /// of dim has not failed. dim nullptr: no communicator of the root mesh has failed. Local.
-  /// timeout 0: the mesh's. A lost rank, a failed communicator and the deadline end the wait. See
-  /// dm_stream_wait.
+  /// of dim has not failed. dim nullptr asks about the communicators of check(nullptr) and the
+  /// ranks of the view. Local. timeout 0: the mesh's. A lost rank, a failed communicator and the
+  /// deadline end the wait. See dm_stream_wait.
   Returns<void> stream_wait(const Text &dim, void *stream, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::done(dm_stream_wait(capi(), dim.c_str(), stream, timeout.count()));
@@ -2010,13 +2033,14 @@ public:
   [[nodiscard]] Returns<BasicMesh> recover(const RecoverOptions &options = {}) const
   {
     std::vector<dm_dim_options> dims;
-    for (const DimOptions &dim : options.dims) dims.push_back(dim.capi());
+    for (const DimOptions &each : options.dims) dims.push_back(each.capi());
+    const Text dim(options.dim);
     dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
     wishes.flags = (options.has_state ? std::uint32_t(DM_RECOVER_HAS_STATE) : 0U) | (options.any_state ? std::uint32_t(DM_RECOVER_ANY_STATE) : 0U) |
                    (options.grow ? std::uint32_t(DM_RECOVER_GROW) : 0U);
     wishes.max_size = options.max_size;
     wishes.min_size = options.min_size;
-    wishes.dim = options.dim.empty() ? nullptr : options.dim.c_str();
+    wishes.dim = options.dim.empty() ? nullptr : dim.c_str();
     wishes.timeout_ms = options.timeout.count();
     wishes.replace_ms = options.replace.count();
     wishes.silent_ms = options.silent.count();
@@ -2366,12 +2390,12 @@ public:
   /// The arguments of each are checked and kept when it is called; all are issued when operations()
   /// has returned, so that their buffers must live until group() has returned. When operations()
   /// throws or gives an error, or when one operation was refused, none of them runs and that error
-  /// comes out. Calls through raw communicators are not collected: they join the library's group at
-  /// once.
+  /// comes out. An operation that a group within a group refuses fails the outer group, too. Calls
+  /// through raw communicators are not collected: they join the library's group at once.
   template <class Operations> Returns<void> group(Operations &&operations) const
   {
     detail::Collected collected;
-    if (const dm_status status = collected.begin(capi()); status != DM_STATUS_OK) return Calls::done(status);
+    if (const dm_status status = collected.begin(capi()); status != DM_STATUS_OK) return refused(Error::last(status));
     if constexpr (std::is_void_v<std::invoke_result_t<Operations>>) {
       std::forward<Operations>(operations)();
     } else {
@@ -2439,14 +2463,15 @@ private:
     return refused(std::string(call) + ": the buffer is a temporary, which has gone when the group runs: give it a name");
   }
 
-  // The bytes of count elements for so many ranks; more than memory has instead of an overflow.
+  // The bytes of count elements for each of `ranks` ranks. SIZE_MAX where that number would
+  // overflow.
   template <class T> static constexpr std::size_t bytes(std::size_t count, std::size_t ranks = 1) noexcept
   {
     return count > PTRDIFF_MAX / sizeof(T) / (ranks > 0 ? ranks : 1) ? SIZE_MAX : count * sizeof(T) * ranks;
   }
 
-  // This rank's place along dim and the ranks there, for what a group checks; of a dimension that
-  // there is not the communicator tells.
+  // This rank's place along dim and the ranks there, for what a group checks. For a dimension that
+  // does not exist the defaults stay, because dm_get_comm in Collected::add gives the error.
   struct Place {
     std::size_t rank = 0;  ///< this rank along the dimension
     std::size_t ranks = 1; ///< the size of the dimension
@@ -2509,7 +2534,7 @@ private:
     return Calls::give(status, BasicMesh(mesh));
   }
 
-  // A root mesh: the options as C has them.
+  // Makes a root mesh: checks dims and options, and calls make() with the options in their C form.
   template <class Make> static Returns<BasicMesh> make(const Dims &dims, const InitOptions &options, Make make)
   {
     if (options.world.gone()) return no_world();

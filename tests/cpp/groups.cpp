@@ -114,6 +114,20 @@ static void refusals(const Ring &ring)
     mine_too.all_reduce("x", theirs);
     mine_too = dm::Mesh();
   });
+  // What an inner group refuses is missing in the outer one, also where nobody reads its result.
+  fails(Status::invalid_argument, "recv: peer is 99", [&] {
+    const dm::nothrow::Mesh quiet(mesh.clone().release());
+    static_cast<void>(quiet.group([&] { static_cast<void>(quiet.recv("x", theirs, 99)); }));
+  });
+  fails(Status::invalid_argument, "recv: peer is 99", [&] {
+    try {
+      mesh.group([&] { mesh.recv("x", theirs, 99); });
+    } catch (const dm::Error &) {
+    }
+  });
+  fails(Status::invalid_handle, "not a live dm_mesh", [&] {
+    static_cast<void>(dm::nothrow::Mesh().group([&] { mesh.recv("x", theirs, ring.before); }));
+  });
   // Inside the callback a pair of dm_group_start and dm_group_end is allowed. One of them alone is
   // refused.
   fails(Status::invalid_state, "group_end: this ends the group of group()", [&] { mesh.group_end(); });

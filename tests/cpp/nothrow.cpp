@@ -36,6 +36,11 @@ static void results()
   const Result<void> nothing, failed = dm::Error(Status::store, "gone");
   CHECK(nothing && !failed && failed.error().status() == Status::store);
   nothing.value();
+  int seen = 0;
+  const Result<void> noted = Result<int>(4).transform([&](int number) { seen = number; });
+  CHECK(noted && seen == 4 && !Result<int>(bad).transform([&](int) { seen = 0; }) && seen == 4);
+  CHECK(*nothing.transform([] { return 5; }) == 5 && nothing.transform([&] { seen = 6; }) && seen == 6);
+  CHECK(!failed.transform([&] { seen = 0; }) && failed.transform([] { return 5; }).error().status() == Status::store && seen == 6);
 }
 
 int main()

@@ -70,6 +70,11 @@ struct Broken : MapStore {
   bool throws_;
 };
 
+// Asks a service that is down whether it can compare and set.
+struct Undecided : MapStore {
+  [[nodiscard]] bool has_compare_set() const override { throw std::runtime_error("no service"); }
+};
+
 static dm::WorldOptions options_of(std::int32_t rank, std::int32_t size, std::shared_ptr<dm::Store> store)
 {
   dm::WorldOptions options;
@@ -136,6 +141,18 @@ static void broken(bool throws, const std::string &text)
   CHECK(store.use_count() == 1);
 }
 
+static void undecided()
+{
+  auto store = std::make_shared<Undecided>();
+  try {
+    static_cast<void>(dm::World::init("cpu", options_of(0, 2, store)));
+    CHECK(false);
+  } catch (const std::runtime_error &error) {
+    CHECK(error.what() == std::string("no service"));
+  }
+  CHECK(store.use_count() == 1);
+}
+
 int main()
 {
   return run([] {
@@ -143,6 +160,7 @@ int main()
     four_ranks(std::make_shared<DecidingStore>());
     broken(false, "returned 42");
     broken(true, "returned -1");
+    undecided();
 
     dm::WorldOptions offline;
     offline.offline = true;
@@ -154,6 +172,13 @@ int main()
     const dm::Mesh mesh = dm::init({{"dp", 1 << 10}, {"tp", 1 << 10}}, options);
     CHECK(mesh.local_rank("tp") == 5 && mesh.ranks().size() == 1 << 20);
     THROWS(dm::Status::unsupported, "offline", mesh.comm("tp"));
+    // A NUL does not cut a string of an option.
+    dm::DimOptions named;
+    named.comm_name = std::string("dp\0x", 4);
+    THROWS(dm::Status::invalid_argument, "not UTF-8", mesh.flatten("flat", named));
+    dm::RecoverOptions along;
+    along.dim = std::string("dp\0x", 4);
+    THROWS(dm::Status::invalid_argument, "not UTF-8", mesh.recover(along));
     THROWS(dm::Status::invalid_argument, "init_method", [] {
       dm::WorldOptions wrong;
       wrong.init_method = "http://nowhere";
