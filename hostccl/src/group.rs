@@ -117,6 +117,7 @@ pub(crate) fn is_open() -> bool {
 
 /// Ends the recording of a call that was submitted with that outcome. In a group (`is_queued`) the
 /// end of the group does so.
+#[inline]
 pub(crate) fn settle(recorded: RawRecord, is_queued: bool, outcome: Result<ncclResult_t>) -> Result<ncclResult_t> {
     let done = outcome?;
     match is_queued {

@@ -90,7 +90,10 @@ impl RawRecord {
 }
 
 impl Drop for RawRecord {
+    #[inline]
     fn drop(&mut self) {
-        recorder::get().into_iter().for_each(|recorder| recorder.end(self.0, EntryState::Failed));
+        if !self.is_none() {
+            recorder::get().into_iter().for_each(|recorder| recorder.end(self.0, EntryState::Failed));
+        }
     }
 }
