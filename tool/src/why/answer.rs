@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::find::{Found, Started, live, place};
 use super::process::{Origin, Process};
 use super::stack::{Thread, threads_of};
-use crate::failure::Failure;
+use crate::failure::{Failure, advice_on_limits};
 use crate::proc::descends;
 use crate::run::from_a_peer;
 
@@ -121,11 +121,15 @@ impl Request {
 /// `devicemesh answer`: answers the request on standard input for the job of the parent of this
 /// process. `address` is where the ranks of that job meet.
 pub fn answer_for_parent(address: &str) -> Result<u8, Failure> {
-    std::thread::spawn(|| {
+    let cannot = |error: std::io::Error| {
+        let advice = advice_on_limits(&error);
+        Failure::new(1, format!("cannot answer: {error}{advice}"))
+    };
+    let limit = || {
         sleep(LONGEST);
         std::process::exit(1);
-    });
-    let cannot = |error: std::io::Error| Failure::new(1, format!("cannot answer: {error}"));
+    };
+    std::thread::Builder::new().spawn(limit).map_err(cannot)?;
     let mut request = Vec::new();
     stdin().take(MOST_BYTES as u64).read_to_end(&mut request).map_err(cannot)?;
     let address = address.rsplit_once(':').and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)));
@@ -171,7 +175,9 @@ fn framed_found(
     header.unreadable = found.unreadable.iter().take(MOST_STACKS).cloned().collect();
     let started = found.started.iter().filter(|started| is_of_job(started.pid, Some(&started.place)));
     header.started = started.map(|started| (started.pid, Seat::of(&started.place))).take(MOST_PROCESSES).collect();
-    let is_meant = |process: &&Process| is_of_job(process.pid, process.place.as_ref());
+    // A file of another host's process, in a folder that the hosts share, is that host's to send.
+    let is_meant =
+        |process: &&Process| process.origin == Origin::Here && is_of_job(process.pid, process.place.as_ref());
     let mut processes: Vec<&Process> = found.processes.iter().filter(is_meant).collect();
     let all = processes.len();
     processes.truncate(MOST_PROCESSES);
@@ -224,11 +230,14 @@ impl Answer {
             let (own, rest) = packed.split_at_checked(*bytes).ok_or_else(wrong)?;
             packed = rest;
             match unpack(own).and_then(|memory| Snapshot::of_bytes(&memory, &memory, &memory)) {
-                Ok(snapshot) => {
-                    let process = Process::of_copy(snapshot, Vec::new(), origin).ok_or_else(wrong)?;
-                    let (place, program) = (seat.as_ref().map(Seat::place), program.clone());
-                    found.processes.push(Process { pid: *pid, place, program, ..process });
-                }
+                Ok(snapshot) => match Process::of_copy(snapshot, Vec::new(), origin) {
+                    Some(process) => {
+                        let (place, program) = (seat.as_ref().map(Seat::place), program.clone());
+                        found.processes.push(Process { pid: *pid, place, program, ..process });
+                    }
+                    // Older tools send this for a process that ended while they looked at it.
+                    None => found.unreadable.push(format!("{host}: process {pid} has ended meanwhile")),
+                },
                 Err(error) => found.unreadable.push(format!("{host}: the recording of process {pid}: {error}")),
             }
         }

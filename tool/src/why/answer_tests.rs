@@ -53,6 +53,32 @@ fn a_job_without_an_id_has_the_name_of_the_program_on_another_host() {
     assert_eq!(super::super::name(&job), "pretrain");
 }
 
+/// The process ends between the moments at which its recording and its state are read.
+#[test]
+fn a_rank_that_ends_while_its_host_looks_is_gone_and_the_others_are_seen() {
+    let all = a_rank_behind();
+    let mut processes: Vec<Process> = (0..4).map(|rank| all[rank].process()).collect();
+    processes[3].state = State::Gone;
+    let found = Found { processes, ..Found::default() };
+    let header = Header { format: FORMAT, host: "beta".to_owned(), ..Header::default() };
+    let bytes = framed_found(header, &found, &|_, _| true, MOST_BYTES);
+    let found = Answer::read(&bytes, Origin::Sent(0, 0)).unwrap().found;
+    let states: Vec<State> = found.processes.iter().map(|process| process.state).collect();
+    assert_eq!(states, [State::Sleeps, State::Sleeps, State::Sleeps, State::Gone]);
+    assert_eq!(found.unreadable, Vec::<String>::new());
+}
+
+/// A tool of an earlier version notes no state for a process that ends while the tool looks at it.
+#[test]
+fn a_recording_without_a_state_is_left_out_alone() {
+    let process = a_rank_behind()[0].process();
+    let packed = pack(&process.bytes);
+    let told = Told { pid: 100, seat: None, program: String::new(), bytes: packed.len() };
+    let header = Header { format: FORMAT, host: "beta".to_owned(), processes: vec![told], ..Header::default() };
+    let found = Answer::read(&framed(&header, &[packed]), Origin::Sent(0, 0)).unwrap().found;
+    assert_eq!(found.unreadable, ["beta: process 100 has ended meanwhile"]);
+}
+
 #[test]
 fn a_host_that_gives_no_answer_is_named_with_its_ranks() {
     let mut found = Answer::read(&sent(0..3, 0), Origin::Sent(0, 0)).unwrap().found;

@@ -121,13 +121,15 @@ impl Process {
         file_name(self.host(), self.snapshot.process.pid, start, copy)
     }
 
-    /// A copy of the recording with the last `most` calls of each group. Where the process runs
-    /// here, the copy says what the process does, and has the moment at which the recording was
-    /// read. So a reader elsewhere knows how long ago each call was, whatever its own clock says.
+    /// A copy of the recording with the last `most` calls of each group. Where this tool knows the
+    /// state of the process, the copy says what the process does, and has the moment at which the
+    /// recording was read. So a reader elsewhere knows how long ago each call was, whatever its own
+    /// clock says. A process may end between the moments at which its recording and its state are
+    /// read. Then the copy says that the process is gone.
     pub fn copy(&self, most: usize) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         thin(&mut bytes, &self.snapshot, most);
-        if self.runs_here() {
+        if self.origin == Origin::Here {
             note_copy(&mut bytes, &self.timeline.anchor, self.state as u8);
         }
         bytes

@@ -133,10 +133,13 @@ impl Status {
         // A resolver has no limit of its own, so a thread asks. The thread is left alone when the
         // time is over.
         let (sender, receiver) = mpsc::channel();
-        thread::spawn(move || {
+        let ask = move || {
             // If nobody waits any more, nobody misses the answer.
             let _ = sender.send(asked_at(&address, Instant::now() + PATIENCE));
-        });
+        };
+        // Without a thread, RAS is not asked: a job may hang because the user may start no more
+        // threads, and the rest of the answer is needed then.
+        thread::Builder::new().spawn(ask).ok()?;
         receiver.recv_timeout(PATIENCE).unwrap_or(Some(silence))
     }
 
