@@ -209,6 +209,7 @@ fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failu
     }
     let text = match (options.json, texts.is_empty()) {
         (true, _) => serde_json::to_string(&report).map_err(|error| Failure::new(NOT_MADE, error.to_string()))? + "\n",
+        (false, true) if named.are_paths() => "the recordings that are named are of no job\n".to_owned(),
         (false, true) => format!("no job of this user on {} has a recording\n", printable(&report.host)),
         (false, false) => texts.join("\n"),
     };
@@ -268,7 +269,13 @@ fn chosen(named: &Named<'_>, lines: &Lines) -> Result<Vec<Job>, Failure> {
     let Named { paths, names } = named;
     let mut chosen = Vec::new();
     if !paths.is_empty() {
-        chosen.extend(warned(find::of_files(paths)?));
+        let mut found = find::of_files(paths)?;
+        if found.processes.is_empty() && !found.unreadable.is_empty() {
+            let first = found.unreadable.remove(0);
+            found.unreadable.iter().for_each(|line| warn(line));
+            return Err(Failure::new(NOT_MADE, format!("cannot read {first}")));
+        }
+        chosen.extend(warned(found));
     }
     if named.are_paths() {
         return Ok(chosen);
@@ -290,8 +297,13 @@ fn chosen(named: &Named<'_>, lines: &Lines) -> Result<Vec<Job>, Failure> {
 
 /// The jobs of what was found. What could not be read is reported.
 fn warned(found: Found) -> Vec<Job> {
-    found.unreadable.iter().for_each(|line| say(&format!("devicemesh why: {}", printable(line))));
+    found.unreadable.iter().for_each(|line| warn(line));
     jobs(found)
+}
+
+/// Reports what could not be read.
+fn warn(line: &str) {
+    say(&format!("devicemesh why: {}", printable(line)));
 }
 
 /// Whether the job has this name, or a process with this number: a rank, or an ancestor of one.
