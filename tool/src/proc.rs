@@ -90,7 +90,7 @@ impl Stat {
 
 /// Whether a process is this ancestor or one of its descendants.
 pub fn descends(pid: u32, ancestor: u32) -> bool {
-    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
+    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
     // A number that is used anew meanwhile could make a circle.
     std::iter::successors(Some(pid), parent).take(64).any(|pid| pid == ancestor)
 }
@@ -103,7 +103,7 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::Command;
 
-    use super::{Stat, pids, split, words};
+    use super::{Stat, descends, pids, split, words};
 
     #[test]
     fn the_fields_follow_the_name_whatever_it_contains() {
@@ -137,6 +137,16 @@ mod tests {
         let arguments: Vec<_> = std::env::args_os().collect();
         assert_eq!(words(pid, "cmdline").unwrap(), arguments);
         assert!(words(pid, "no-such-file").is_none());
+    }
+
+    /// In a container the tool itself is mostly process 1.
+    #[test]
+    fn process_1_is_an_ancestor() {
+        let pid = std::process::id();
+        let ancestors = std::iter::successors(Some(pid), |pid| Some(Stat::read(*pid)?.parent));
+        let first = ancestors.take_while(|pid| *pid > 0).last().unwrap();
+        assert!(descends(pid, first), "process {first} has started all others");
+        assert!(!descends(pid, 0));
     }
 
     #[test]
