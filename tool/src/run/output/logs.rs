@@ -130,15 +130,36 @@ impl Log {
     /// Gives the file the name of the newest older one, and begins a new file.
     fn rotate(&mut self, keep: u32) -> io::Result<()> {
         let older = |number: u32| PathBuf::from(format!("{}.{number}", self.path.display()));
+        // A file may be missing because it was not made yet, or because somebody has removed or
+        // renamed it. The ranks' output goes on in both cases.
+        let rename = |from: &Path, to: PathBuf| match fs::rename(from, to) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
         for number in (1..keep).rev() {
-            match fs::rename(older(number), older(number + 1)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            rename(&older(number), older(number + 1))?;
         }
-        fs::rename(&self.path, older(1))?;
+        rename(&self.path, older(1))?;
         self.file = fresh(&self.path)?;
         self.length = 0;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_somebody_has_removed_is_made_again() {
+        let path = std::env::temp_dir().join(format!("dm-removed-log-{}.out", std::process::id()));
+        let rotation = Rotation { size: 8, keep: 2 };
+        let mut log = Log::new(path.clone(), fresh(&path).unwrap(), Some(rotation));
+        log.write(b"first\n").unwrap();
+        fs::remove_file(&path).unwrap();
+        log.write(b"second\n").unwrap();
+        let written = fs::read(&path);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(written.unwrap(), b"second\n");
     }
 }
