@@ -1,6 +1,7 @@
 //! The verdict as JSON. docs/why.md describes it: a field may be added, and none is removed or gets
 //! another meaning.
 
+use devicemesh::rendezvous::host_name;
 use serde::Serialize;
 
 use super::find::Node;
@@ -105,18 +106,21 @@ impl JobReport {
         };
         let rank = |at: usize| {
             let rank = &verdict.job.ranks[at];
-            let process = rank.process();
             let state = match &rank.seen {
                 Seen::Recorded(process) => process.state.word(),
                 Seen::Started(..) => "not joined",
                 Seen::Gone => "gone",
                 Seen::Elsewhere => "elsewhere",
             };
-            let started = if let Seen::Started(pid, _) = &rank.seen { Some(*pid) } else { None };
+            let (pid, host) = match &rank.seen {
+                Seen::Recorded(process) => (Some(process.pid), Some(process.host().to_owned())),
+                Seen::Started(pid, host) => (Some(*pid), Some(host.clone().unwrap_or_else(host_name))),
+                Seen::Gone | Seen::Elsewhere => (None, None),
+            };
             RankReport {
                 rank: rank.number,
-                pid: process.map(|process| process.pid).or(started),
-                host: process.map(|process| process.host().to_owned()),
+                pid,
+                host,
                 state,
                 whereabouts: verdict.whereabouts(at),
                 threads: stacks.of(at).to_vec(),
