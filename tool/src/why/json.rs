@@ -159,3 +159,34 @@ impl JobReport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use devicemesh::rendezvous::launcher::Place;
+
+    use super::super::find::{Found, Started};
+    use super::super::job::jobs;
+    use super::super::judge::judge;
+    use super::super::judge_tests::a_rank_behind;
+    use super::*;
+
+    /// Process ids of several hosts are of no use without the hosts.
+    #[test]
+    fn a_rank_that_has_not_joined_has_a_host() {
+        let started = |rank: usize, host: Option<&str>| {
+            let place = Place::new("devicemesh run", rank, 8, Some(rank));
+            Started { pid: 100 + rank as u32, host: host.map(str::to_owned), place }
+        };
+        let found = Found {
+            processes: a_rank_behind()[..6].iter().map(|rank| rank.process()).collect(),
+            started: vec![started(6, Some("gamma")), started(7, None)],
+            ..Found::default()
+        };
+        let jobs = jobs(found);
+        let report = JobReport::new(&judge(&jobs[0], 1.0), &Stacks::default(), 1.0, "train", Vec::new());
+        let ranks: Vec<_> = report.ranks.iter().skip(5).map(|rank| (rank.pid, rank.host.clone(), rank.state)).collect();
+        let expected = [(105, "alpha".to_owned(), "sleeps"), (106, "gamma".to_owned(), "not joined")];
+        assert_eq!(ranks[..2], expected.map(|(pid, host, state)| (Some(pid), Some(host), state)));
+        assert_eq!(ranks[2], (Some(107), Some(host_name()), "not joined"));
+    }
+}
