@@ -56,10 +56,16 @@ impl How {
     /// The exit code that a shell would give for it.
     pub fn code(self) -> u8 {
         match self {
-            How::Exited(code) => code as u8,
-            How::Signalled(signal) => 128 + signal as u8,
+            How::Exited(code) => u8::try_from(code).unwrap_or(1),
+            How::Signalled(signal) => code_of_signal(signal),
         }
     }
+}
+
+/// The exit code that a shell would give for the end by that signal. Another node may have sent the
+/// number, so it is 1 where there is no such signal.
+fn code_of_signal(signal: i32) -> u8 {
+    u8::try_from(signal).ok().filter(|signal| (1..=64).contains(signal)).map_or(1, |signal| 128 + signal)
 }
 
 impl From<ExitStatus> for How {
@@ -173,7 +179,7 @@ impl Cause {
             Cause::Done => 0,
             Cause::Rank { ended, .. } => ended.how.code(),
             Cause::Start { code, .. } => *code,
-            Cause::Signal { signal, .. } => 128 + *signal as u8,
+            Cause::Signal { signal, .. } => code_of_signal(*signal),
             Cause::Ordered => 128 + Signal::TERM.as_raw() as u8,
             Cause::Timeout { .. } => TIMED_OUT,
             Cause::Output { .. } | Cause::Gone { .. } | Cause::Refused { .. } | Cause::Lost { .. } => 1,
@@ -223,7 +229,18 @@ impl fmt::Display for Cause {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, How, signal_name};
+    use super::{Cause, Ended, How, signal_name};
+
+    /// A node of another version, or a stranger in a store without a secret, may send any number.
+    #[test]
+    fn numbers_of_other_nodes_are_failures_whatever_they_are() {
+        for signal in [i32::MIN, -1, 0, 65, 128, 256, i32::MAX] {
+            assert_eq!(How::Signalled(signal).code(), 1);
+            assert_eq!(Cause::Signal { signal, node: None }.code(), 1);
+        }
+        assert_eq!([How::Exited(-1).code(), How::Exited(256).code(), How::Exited(255).code()], [1, 1, 255]);
+        assert_eq!([How::Signalled(9).code(), How::Signalled(64).code()], [137, 192]);
+    }
 
     #[test]
     fn all_signals_but_real_time_ones_have_names() {

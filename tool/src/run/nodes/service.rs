@@ -29,6 +29,11 @@ const LEAVES: Duration = Duration::from_secs(2);
 /// The pause before a node looks again whether the job before has left the store.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The most jobs of a service, and the most nodes that come to one job. Without DM_STORE_SECRET
+/// anybody may write numbers into the store, and this node makes lists of such lengths.
+const MOST_JOBS: u64 = 1 << 48;
+const MOST_ARRIVALS: u32 = 1 << 16;
+
 /// What a node finds of the newest job in the store.
 enum Found {
     /// It runs, or its nodes meet. So many of them have come.
@@ -50,8 +55,11 @@ pub fn enter(rendezvous: &Rendezvous, place: Place, wait: &Wait, progress: &mut 
             rendezvous.store()
         )));
     }
-    let hint = store.try_get(JOBS, wait)?.and_then(|text| String::from_utf8_lossy(&text).parse().ok());
-    let (mut job, mut begins_since): (u64, Option<Instant>) = (hint.unwrap_or(0), None);
+    let hint = store.try_get(JOBS, wait)?.and_then(|text| number(&text)).unwrap_or(0);
+    if hint > MOST_JOBS {
+        return Err(Error::store(format!("{} says that it has had {hint} jobs, which cannot be", store.name())));
+    }
+    let (mut job, mut begins_since): (u64, Option<Instant>) = (hint, None);
     let (me, began) = (unique(), Instant::now());
     loop {
         wait.look_around()?;
@@ -128,10 +136,14 @@ fn no_service(rendezvous: &Rendezvous) -> Error {
 
 /// Looks at the newest job in the store.
 fn look(store: &TcpStore, job: u64, wait: &Wait) -> Result<Found> {
-    let number = |text: Vec<u8>| String::from_utf8_lossy(&text).trim().parse::<u32>().ok();
     let key = |key: &str| of_job(job, key.strip_prefix(keys::PREFIX).unwrap_or(key));
     let wait = &wait.with_deadline(Deadline::after(wait.deadline.left()));
-    let Some(arrived) = store.try_get(&key(NODES), wait)?.and_then(number) else { return Ok(Found::Begins) };
+    let arrived = store.try_get(&key(NODES), wait)?.and_then(|text| number(&text));
+    let Some(arrived) = arrived else { return Ok(Found::Begins) };
+    let Some(arrived) = u32::try_from(arrived).ok().filter(|arrived| *arrived <= MOST_ARRIVALS) else {
+        let name = store.name();
+        return Err(Error::store(format!("{name} says that {arrived} nodes came to job {job}, which cannot be")));
+    };
     let (mut gone, mut words) = (HashSet::new(), 0);
     while let Some(word) = store.try_get(&key(&keys::gone(words + 1)), wait)? {
         words += 1;
@@ -150,6 +162,11 @@ fn look(store: &TcpStore, job: u64, wait: &Wait) -> Result<Found> {
     })
 }
 
+/// The number in a value of the store. `None` where the value is no number.
+fn number(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
 /// Whether the job there takes this node: it is the same job, and not all of its nodes have come.
 fn takes(store: &TcpStore, job: u64, arrived: u32, rendezvous: &Rendezvous, wait: &Wait) -> Result<bool> {
     let first = store.get(&of_job(job, &keys::node(1)[keys::PREFIX.len()..]), wait)?;
@@ -164,4 +181,26 @@ fn unique() -> Vec<u8> {
     let random = std::fs::read("/proc/sys/kernel/random/uuid").unwrap_or_default();
     let host = devicemesh::rendezvous::host_name();
     [format!("{host} {} ", std::process::id()).into_bytes(), random].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use devicemesh::rendezvous::store::Server;
+
+    use super::*;
+
+    #[test]
+    fn a_number_of_nodes_that_no_job_has_is_an_error_and_takes_no_memory() {
+        let server = Server::at("127.0.0.1", 0, None).unwrap();
+        let wait = Wait::after(Duration::from_secs(10));
+        let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &wait).unwrap();
+        let nodes = of_job(1, NODES.strip_prefix(keys::PREFIX).unwrap());
+        for arrived in ["4294967295", "18446744073709551615", "65537"] {
+            store.set(&nodes, arrived.as_bytes(), &wait).unwrap();
+            let error = look(&store, 1, &wait).err().unwrap();
+            assert!(error.message().contains(&format!("{arrived} nodes came to job 1")), "{}", error.message());
+        }
+        store.set(&nodes, b"2", &wait).unwrap();
+        assert!(matches!(look(&store, 1, &wait), Ok(Found::Begins)));
+    }
 }
