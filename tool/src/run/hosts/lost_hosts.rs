@@ -173,7 +173,12 @@ impl Starter<'_> {
 
     /// Says what other nodes have said of a loss, when the lost host has had its time.
     pub fn tell_losses(&mut self, all: bool) {
-        let Some(Held { from, node, text, .. }) = self.losses.take(all) else { return };
+        while let Some(held) = self.losses.take(all) {
+            self.tell_held(held);
+        }
+    }
+
+    fn tell_held(&mut self, Held { from, node, text, .. }: Held) {
         // If a node misses the store while the node that serves the store is still there, the node
         // that misses it is the lost one.
         let is_there = self.nodes[node].process.is_some() && self.nodes[node].state == State::Working;
