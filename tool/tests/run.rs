@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use devicemesh::error::Status;
 use devicemesh::rendezvous::{JoinOptions, World};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -475,4 +476,54 @@ fn devicemesh_as_a_program_is_this_tool_where_path_has_no_other() {
     assert_eq!(text(&output.stdout), concat!("devicemesh ", env!("CARGO_PKG_VERSION"), "\n"));
     let output = tool(&["-n", "1", "--", "elsewhere", "--version"]).env("PATH", "/bin").output().unwrap();
     assert_eq!(output.status.code(), Some(127), "{}", text(&output.stderr));
+}
+
+/// The letter of a process's state.
+fn state(pid: u32) -> Option<char> {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?.rsplit_once(") ")?.1.chars().next()
+}
+
+#[test]
+fn no_rank_starts_while_the_job_is_stopped() {
+    // The second restart comes after 1 s.
+    let script = "test $TORCHELASTIC_RESTART_COUNT = 2 || exit 3; echo again";
+    let mut child = tool(&["-n", "1", "--max-restarts", "2", "--", "/bin/sh", "-c", script]).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("again after 1 s") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0);
+    }
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::TSTP).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while state(child.id()) != Some('T') && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let out = child.stdout.take().unwrap();
+    let pause = Timespec { tv_sec: 1, tv_nsec: 500_000_000 };
+    assert_eq!(poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&pause)), Ok(0), "the rank has started");
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(std::io::read_to_string(out).unwrap(), "again\n");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_rank_that_starts_again_after_the_reader_has_gone_ends_by_sigpipe() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reader-gone");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    // Rank 0 writes until it notices that nobody reads. Then rank 1 fails by itself.
+    let script = "case $RANK$TORCHELASTIC_RESTART_COUNT in \
+        00) trap '' PIPE; while echo more 2>/dev/null; do sleep 0.01; done; touch noticed; exec sleep 100;; \
+        10) until test -e noticed; do sleep 0.01; done; exit 3;; \
+        *) exec yes;; esac";
+    let options =
+        ["--prefix", "-n", "2", "--restart", "rank", "--max-restarts", "1", "--timeout", "10", "--failure-grace", "0"];
+    let mut child =
+        tool(&[&options[..], &["--", "/bin/sh", "-c", script]].concat()).current_dir(&folder).spawn().unwrap();
+    lines(&mut child, 1);
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 13), "{}", text(&output.stderr));
 }

@@ -178,6 +178,10 @@ impl Output {
         let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
         for ((pipe, log), is_error) in pipes.into_iter().zip(logs.0).zip([false, true]) {
             let Some(pipe) = pipe else { continue };
+            // As in `notice_failures`, SIGPIPE ends a rank that writes where nobody reads.
+            if self.sinks.of(is_error).is_some_and(Sink::has_no_reader) {
+                continue;
+            }
             rustix::io::ioctl_fionbio(&pipe, true)?;
             self.streams.push(Stream { rank, pipe: pipe.into(), is_error, log, lines: Lines::default(), prompt: None });
         }

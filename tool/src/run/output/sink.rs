@@ -137,6 +137,11 @@ impl Sink {
         state.unwritten() - own.sum::<u64>() as usize
     }
 
+    /// Whether the reader of the output has gone.
+    pub fn has_no_reader(&self) -> bool {
+        self.0.state().failed.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
     /// Returns the error after which nothing more can be written, but only once.
     pub fn failure(&self) -> Option<io::Error> {
         let mut state = self.0.state();
