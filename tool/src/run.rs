@@ -53,13 +53,11 @@ use self::nodes::{News, Nodes};
 pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
-use self::restart::Restarts;
 pub use self::restart::Unit;
 use self::signals::Signals;
 pub use self::signals::{is_ignored, survive_too_large_files};
 use crate::failure::Failure;
 use crate::stdio::say;
-use crate::style::Style;
 
 /// How long the tool still reads output after the last rank has ended.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -140,31 +138,8 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
     let one_node = rendezvous.is_private();
     let open_files =
         one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
-    let mut job = Job {
-        options,
-        binding,
-        signals: Signals::catch()?,
-        output,
-        open_files,
-        nodes: None,
-        control: Control::of(share),
-        is_ended_by_starter: false,
-        assignment: None,
-        ranks: None,
-        restarts: Restarts::new(rendezvous.restart),
-        reporter: None,
-        deadline: options.ending.timeout.map(|timeout| Instant::now() + timeout),
-        timeout: None,
-        phase: Phase::Running,
-        asked: None,
-        stopped: None,
-        failed_together: 0,
-        cause: None,
-        store_is_unused: false,
-        loss_is_told: false,
-        stop_is_told: false,
-        style: Style::new(options.color, &std::io::stderr()),
-    };
+    let mut job = Job::new(options, &rendezvous, binding, output, Signals::catch()?);
+    (job.open_files, job.control) = (open_files, Control::of(share));
     job.run(rendezvous)?;
     Ok(job.finish())
 }
@@ -208,13 +183,11 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Returns when the ranks have ended, here and on the other nodes. Gives the moment at which
-    /// `--timeout` passes.
-    fn watch(&mut self) -> Option<Instant> {
+    /// Returns when the ranks have ended, here and on the other nodes.
+    fn watch(&mut self) {
         let mut told = false;
-        let is_busy = |job: &Self| job.running() > 0 || job.restarts.has_due();
-        while is_busy(self) || (self.nodes.is_some() && self.cause.is_none()) {
-            if !is_busy(self) && !told {
+        while self.is_busy() || (self.nodes.is_some() && self.cause.is_none()) {
+            if !self.is_busy() && !told {
                 told = true;
                 self.nodes.as_ref().inspect(|nodes| nodes.finished());
             }
@@ -228,8 +201,6 @@ impl Job<'_> {
         // The other nodes read the cause in the store and then end their ranks, so this node serves
         // the store until they have gone.
         self.phase = Phase::Killed;
-        let limit = self.deadline.take();
-        self.timeout = limit.filter(|_| self.cause.is_none());
         self.deadline = Some(Instant::now() + self.options.ending.longest() + STAY);
         while self.nodes.as_ref().is_some_and(Nodes::serves)
             && !self.store_is_unused
@@ -237,7 +208,6 @@ impl Job<'_> {
         {
             self.step();
         }
-        limit
     }
 
     /// Sleeps until there is an event, and handles it. Returns this node's share of

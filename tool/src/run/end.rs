@@ -20,8 +20,13 @@ use super::output::LastWords;
 use super::ranks::Ranks;
 use super::report::list;
 use super::signals::is_impatient;
+use crate::proc::state;
 use crate::terminal::stops_writers;
 use crate::words::count;
+
+/// How long the kernel may take to end a rank that has got SIGKILL, before the user is told. A rank
+/// with much memory takes a while.
+const KILLED_END: Duration = Duration::from_secs(10);
 
 /// How long the guard may take to notice that the front has ended.
 const GUARD_NOTICES: Duration = Duration::from_millis(50);
@@ -32,7 +37,8 @@ impl Job<'_> {
         match self.phase {
             // While the ranks are stopped, --timeout does not pass.
             Phase::Running if self.stopped.is_some() => None,
-            Phase::Running | Phase::Killed => self.deadline,
+            Phase::Running => self.timeout,
+            Phase::Killed => self.deadline.into_iter().chain(self.next_look).min(),
             Phase::Grace(until) | Phase::Terminating(until) => Some(until),
         }
     }
@@ -56,7 +62,12 @@ impl Job<'_> {
                 let late = self.kill();
                 self.tell_killed(&late, "in time");
             }
-            Phase::Killed => self.deadline = None,
+            Phase::Killed => {
+                self.deadline = self.deadline.filter(|deadline| now < *deadline);
+                if self.next_look.take_if(|moment| now >= *moment).is_some() {
+                    self.tell_unended();
+                }
+            }
         }
     }
 
@@ -88,8 +99,28 @@ impl Job<'_> {
         let running = self.ranks.as_ref().map(Ranks::still_running).unwrap_or_default();
         self.signal(Signal::KILL);
         self.phase = Phase::Killed;
-        self.deadline = None;
+        (self.deadline, self.next_look) = (None, Some(Instant::now() + KILLED_END));
         running
+    }
+
+    /// Says which ranks have not ended since SIGKILL. The kernel cannot end a process that waits
+    /// without an end for a driver or a file system, so the next signal ends the tool without such
+    /// ranks. A node that has lost its starter gets no signal, so it ends at once.
+    fn tell_unended(&mut self) {
+        let unended = self.ranks.as_ref().map(Ranks::processes).unwrap_or_default();
+        let Some((rank, pid)) = unended.first() else { return };
+        let ranks: Vec<u32> = unended.iter().map(|(rank, _)| *rank).collect();
+        let (have, them) = if ranks.len() == 1 { ("has", "it") } else { ("have", "them") };
+        let what = match state(*pid) {
+            Some('D') => "waits in the kernel, for a driver or a file system (state D)".to_owned(),
+            state => format!("is in state {}", state.unwrap_or('?')),
+        };
+        let (ranks, on_host, seconds) = (list(&ranks), self.on_host(), KILLED_END.as_secs());
+        self.say(&format!(
+            "{ranks}{on_host} {have} not ended {seconds} s after SIGKILL; process {pid} of rank {rank} {what}; the next signal ends devicemesh run without {them}"
+        ));
+        self.unended_is_told = true;
+        self.gives_up = self.control.as_ref().is_some_and(|control| control.entry().is_none());
     }
 
     /// Says which ranks were killed. `when` follows the words "has not ended".
@@ -151,6 +182,7 @@ impl Job<'_> {
 
     /// Handles a signal by which the user ends the job, or ends it at once.
     fn asked_to_end(&mut self, signal: Signal) {
+        self.gives_up |= self.unended_is_told;
         match self.asked {
             None => {
                 self.asked = Some(Instant::now());
@@ -184,6 +216,7 @@ impl Job<'_> {
     }
 
     fn end_at_once(&mut self, signal: Signal) {
+        self.gives_up |= self.unended_is_told;
         self.end_if_asked_between_attempts(true);
         if self.running() == 0 {
             self.deadline = None;
@@ -216,7 +249,9 @@ impl Job<'_> {
     /// Continues ranks that are stopped. The time in which they were stopped does not count.
     fn go_on(&mut self) {
         if let Some(since) = self.stopped.take() {
-            self.deadline = self.deadline.map(|deadline| deadline + since.elapsed());
+            let stopped_for = since.elapsed();
+            self.timeout = self.timeout.map(|timeout| timeout + stopped_for);
+            self.deadline = self.deadline.map(|deadline| deadline + stopped_for);
             self.signal(Signal::CONT);
         }
     }
@@ -363,3 +398,7 @@ impl Job<'_> {
         self.cause = Some(cause);
     }
 }
+
+#[cfg(test)]
+#[path = "end_tests.rs"]
+mod tests;

@@ -14,6 +14,7 @@ use super::nodes::Nodes;
 use super::options::Options;
 use super::output::Output;
 use super::ranks::Ranks;
+use super::rendezvous::Rendezvous;
 use super::restart::{Restarts, Unit};
 use super::signals::Signals;
 use crate::check;
@@ -56,13 +57,19 @@ pub struct Job<'a> {
     pub restarts: Restarts,
     /// The name of this node in a cause that it reports. `None` in a job of one node.
     pub reporter: Option<String>,
-    /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY
-    /// when they have ended.
-    pub deadline: Option<Instant>,
-    /// When `--timeout` passes, if all ranks ended before. It also ends the wait for a slow reader
-    /// of the output.
+    /// When `--timeout` passes. It is for all attempts together, so only the time in which the
+    /// ranks are stopped moves it. It also ends the wait for a slow reader of the output.
     pub timeout: Option<Instant>,
+    /// When this node no longer serves the store for the other nodes, once its ranks have ended.
+    pub deadline: Option<Instant>,
     pub phase: Phase,
+    /// When the user is told which ranks have not ended since SIGKILL. `None` where none was sent,
+    /// and once the user knows.
+    pub next_look: Option<Instant>,
+    /// Whether the user knows that ranks have not ended since SIGKILL.
+    pub unended_is_told: bool,
+    /// Whether the tool ends without the ranks that the kernel does not end.
+    pub gives_up: bool,
     /// When a signal asked the tool to end the job. `None` while none has.
     pub asked: Option<Instant>,
     /// When the ranks were stopped (Ctrl-Z). `None` while they run.
@@ -81,10 +88,55 @@ pub struct Job<'a> {
     pub style: Style,
 }
 
+impl<'a> Job<'a> {
+    /// A job of this node alone, whose ranks are not started.
+    pub fn new(
+        options: &'a Options,
+        rendezvous: &Rendezvous,
+        binding: Binding,
+        output: Output,
+        signals: Signals,
+    ) -> Job<'a> {
+        Job {
+            options,
+            binding,
+            signals,
+            output,
+            open_files: None,
+            nodes: None,
+            control: None,
+            is_ended_by_starter: false,
+            assignment: None,
+            ranks: None,
+            restarts: Restarts::new(rendezvous.restart),
+            reporter: None,
+            timeout: options.ending.timeout.map(|timeout| Instant::now() + timeout),
+            deadline: None,
+            phase: Phase::Running,
+            next_look: None,
+            unended_is_told: false,
+            gives_up: false,
+            asked: None,
+            stopped: None,
+            failed_together: 0,
+            cause: None,
+            store_is_unused: false,
+            loss_is_told: false,
+            stop_is_told: false,
+            style: Style::new(options.color, &std::io::stderr()),
+        }
+    }
+}
+
 impl Job<'_> {
     /// The number of ranks of this node that run.
     pub fn running(&self) -> usize {
         self.ranks.as_ref().map_or(0, Ranks::running)
+    }
+
+    /// Whether ranks of this node run, or are to be started again alone.
+    pub fn is_busy(&self) -> bool {
+        !self.gives_up && (self.running() > 0 || self.restarts.has_due())
     }
 
     /// Writes a message of one or more lines in one write.

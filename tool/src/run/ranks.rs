@@ -94,6 +94,14 @@ impl Ranks {
         Ok(())
     }
 
+    /// A rank whose process never ends, and that no signal reaches: no process has its number.
+    #[cfg(test)]
+    pub fn without_end(rank: u32) -> Ranks {
+        let none = Rlimit { current: None, maximum: None };
+        let pids = vec![Pid::from_raw(i32::MAX)];
+        Ranks { numbers: vec![rank], limits: (none, Stops::Allowed), pids, ended: Vec::new() }
+    }
+
     /// Forgets how a rank has ended, because it is started again.
     pub fn forget(&mut self, rank: u32) {
         self.ended.retain(|ended| ended.rank != rank);
@@ -117,8 +125,13 @@ impl Ranks {
 
     /// The ranks that have not ended.
     pub fn still_running(&self) -> Vec<u32> {
+        self.processes().into_iter().map(|(rank, _)| rank).collect()
+    }
+
+    /// The ranks that have not ended, with their processes.
+    pub fn processes(&self) -> Vec<(u32, u32)> {
         let ranks = self.numbers.iter().zip(&self.pids);
-        ranks.filter_map(|(rank, pid)| pid.map(|_| *rank)).collect()
+        ranks.filter_map(|(rank, pid)| Some((*rank, pid.as_ref()?.as_raw_nonzero().get().unsigned_abs()))).collect()
     }
 
     /// Sends a signal to every rank that has not ended, and to the processes in its group.

@@ -129,7 +129,8 @@ impl Job<'_> {
         let until = match &self.cause {
             Some(Cause::Timeout { .. }) => Some(Instant::now() + FLUSH),
             Some(Cause::Signal { .. }) => Some(Instant::now() + self.options.ending.grace_period),
-            _ => self.timeout,
+            None | Some(Cause::Done) => self.timeout,
+            Some(_) => None,
         };
         let restarts = self.told_restarts();
         let cause = self.cause.take();

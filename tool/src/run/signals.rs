@@ -30,7 +30,16 @@ impl Signals {
     /// with SIGHUP, stays ignored in the tool and in the ranks.
     pub fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
-        let caught = CAUGHT.iter().filter(|signal| **signal == SIGCHLD || !is_in(ignored, **signal));
+        Signals::catch_these(CAUGHT.iter().filter(|signal| **signal == SIGCHLD || !is_in(ignored, **signal)))
+    }
+
+    /// Catches no signal, because a test is no owner of its process.
+    #[cfg(test)]
+    pub fn none() -> Result<Signals, Failure> {
+        Signals::catch_these([0; 0].iter())
+    }
+
+    fn catch_these<'a>(caught: impl Iterator<Item = &'a i32>) -> Result<Signals, Failure> {
         let delivery =
             UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
         match delivery {

@@ -278,6 +278,7 @@ impl Starter<'_> {
         // The nodes do not judge again whether a signal is a second one, because it may reach them
         // sooner or later after the first one than it came here.
         self.send(if is_passing || self.interrupts == 1 { Word::Signal(signal) } else { Word::AtOnce(signal) });
+        self.is_stopped = signal == SIGTSTP || (self.is_stopped && signal != SIGCONT);
         if signal == SIGTSTP {
             self.say("stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues");
             // The shell's prompt might come before the message otherwise.

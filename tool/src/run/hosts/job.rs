@@ -48,6 +48,8 @@ pub struct Starter<'a> {
     pub interrupts: u32,
     pub first_signal: Option<i32>,
     pub asked: Option<Instant>,
+    /// Whether the job is stopped (Ctrl-Z). No node gets its orders then.
+    pub is_stopped: bool,
     /// Whether the user knows that two names of the list are one host.
     pub is_twin_told: bool,
     /// When the nodes get the next sign of life.

@@ -66,6 +66,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         interrupts: 0,
         first_signal: None,
         asked: None,
+        is_stopped: false,
         is_twin_told: false,
         next_alive: Instant::now() + ALIVE,
         failures: Failures::default(),
@@ -237,7 +238,7 @@ impl Starter<'_> {
         }
         // This function runs for each piece of the ranks' output, so it returns early: the code
         // below makes copies for all nodes.
-        if !self.nodes.iter().any(|node| matches!(node.state, State::Ready(_))) {
+        if self.is_stopped || !self.nodes.iter().any(|node| matches!(node.state, State::Ready(_))) {
             return;
         }
         let port = match (self.port, &self.nodes[0].state) {

@@ -24,16 +24,15 @@ impl Job<'_> {
     /// Runs this node's part of the job, again after each failure for which the job starts again.
     pub fn run(&mut self, mut rendezvous: Rendezvous) -> Result<(), Failure> {
         loop {
-            let limit = self.attempt(&rendezvous)?;
+            self.attempt(&rendezvous)?;
             if !self.begin_again(&mut rendezvous) {
                 return Ok(());
             }
-            self.deadline = limit;
         }
     }
 
-    /// Runs the job once. Returns the moment at which `--timeout` passes.
-    fn attempt(&mut self, rendezvous: &Rendezvous) -> Result<Option<Instant>, Failure> {
+    /// Runs the job once.
+    fn attempt(&mut self, rendezvous: &Rendezvous) -> Result<(), Failure> {
         // The ranks of one node need the server until they have ended.
         let mut server = None;
         let assignment = if rendezvous.is_private() {
@@ -53,17 +52,21 @@ impl Job<'_> {
         };
         if let Some(assignment) = assignment {
             self.restarts.standing.restarts = assignment.restarts;
-            self.wait_for_restart();
+            self.wait_for_start();
             if self.cause.is_none() {
                 self.start(assignment)?;
             }
         }
-        Ok(self.watch())
+        self.watch();
+        Ok(())
     }
 
-    /// Waits for the end of the pause before the restart, or for the end of the job.
-    fn wait_for_restart(&mut self) {
-        while self.cause.is_none() && self.restarts.not_before.is_some_and(|moment| Instant::now() < moment) {
+    /// Waits for the end of the pause before the restart, or for the end of the job. While the job
+    /// is stopped (Ctrl-Z), no rank starts.
+    fn wait_for_start(&mut self) {
+        let must_wait =
+            |job: &Self| job.stopped.is_some() || job.restarts.not_before.is_some_and(|moment| Instant::now() < moment);
+        while self.cause.is_none() && must_wait(self) {
             self.step();
         }
     }
@@ -97,7 +100,7 @@ impl Job<'_> {
     fn begin_again(&mut self, rendezvous: &mut Rendezvous) -> bool {
         let Some(cause) = self.cause.take_if(|_| true) else { return false };
         let has_others = self.nodes.is_some() && self.control.is_none() && rendezvous.nodes > 1;
-        if !self.starts_again(&cause) || self.output.loss().is_some() {
+        if !self.starts_again(&cause) || self.output.loss().is_some() || self.gives_up {
             self.cause = Some(cause);
             return false;
         }
@@ -125,7 +128,8 @@ impl Job<'_> {
         // This ends the thread that waits in the old store, and the server of that store.
         self.nodes = None;
         self.ranks = None;
-        self.phase = Phase::Running;
+        (self.phase, self.deadline, self.next_look) = (Phase::Running, None, None);
+        self.unended_is_told = false;
         self.failed_together = 0;
         self.store_is_unused = false;
         true
