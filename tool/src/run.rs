@@ -43,8 +43,8 @@ pub use self::cause::signal_name;
 use self::ending::STAY;
 use self::guard::Work;
 pub use self::guard::command_line;
-use self::hosts::Control;
 pub use self::hosts::agent;
+use self::hosts::{Control, Said};
 use self::job::{Job, Phase};
 pub use self::nodes::{
     Board, Card, Peer, Roster, ask, cards, end_questions, from_a_peer, left, listener, next_question, roster,
@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     };
     if let Some(share) = &options.hosts.agent {
         if guard::visible() == getpid() {
-            hosts::say_ended(done.as_ref().map_or_else(|failure| failure.code, |code| *code));
+            Said::Ended { code: done.as_ref().map_or_else(|failure| failure.code, |code| *code) }.say();
         }
         if let Err(failure) = &mut done {
             // One terminal shows all nodes. The name of the node stands last, so that the starter
@@ -108,7 +108,8 @@ fn say_killed(options: &Options, killed: &str) {
     match &options.hosts.agent {
         Some(share) => {
             let name = share.name_of(share.node);
-            hosts::say_gone(share.node, None, format!("{name}: {killed}; all ranks there are ended"));
+            let text = format!("{name}: {killed}; all ranks there are ended");
+            Said::Gone { node: share.node, arrival: None, text }.say();
         }
         None => say(&format!("devicemesh run: {killed}; all ranks are ended")),
     }
@@ -140,8 +141,13 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
         one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
     let mut job = Job::new(options, &rendezvous, binding, output, Signals::catch()?);
     (job.open_files, job.control) = (open_files, Control::of(share));
-    job.run(rendezvous)?;
-    Ok(job.finish())
+    match job.run(rendezvous) {
+        Ok(()) => Ok(job.finish()),
+        Err(failure) => {
+            job.output.wait_for_messages();
+            Err(failure)
+        }
+    }
 }
 
 impl Job<'_> {
@@ -230,7 +236,8 @@ impl Job<'_> {
                 News::Missed { node, arrival, text } => self.tell_missed(node, arrival, text),
                 News::Joined(joined) => {
                     if self.options.hosts.agent.is_some() {
-                        hosts::say_met(self.nodes.as_ref().and_then(Nodes::arrival));
+                        let arrival = self.nodes.as_ref().and_then(Nodes::arrival);
+                        self.tell_starter(&Said::Met { arrival });
                     }
                     assignment = Some(joined);
                 }

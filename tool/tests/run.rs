@@ -1,8 +1,10 @@
 //! `devicemesh run`, with the real binary and shell programs.
 
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -526,4 +528,29 @@ fn a_rank_that_starts_again_after_the_reader_has_gone_ends_by_sigpipe() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(128 + 13), "{}", text(&output.stderr));
+}
+
+/// The ranks write nothing to standard error, so only the tool's own messages wait for the reader.
+#[test]
+fn the_tools_own_messages_keep_no_deadline() {
+    let (reader, mut writer) = UnixStream::pair().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    while writer.write(&[b'x'; 4096]).is_ok() {}
+    writer.set_nonblocking(false).unwrap();
+    let options = ["--log-dir", env!("CARGO_TARGET_TMPDIR"), "--timeout", "0.3", "-n", "1", "--", "sleep", "1000"];
+    let mut child = tool(&options).stderr(OwnedFd::from(writer)).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    let code = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status.code(),
+            None if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
+            None => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+        }
+    };
+    drop(reader);
+    assert_eq!(code, Some(124));
 }

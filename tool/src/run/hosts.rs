@@ -36,8 +36,8 @@ mod starter;
 mod words;
 
 pub use agent::agent;
-pub use control::{Control, Order, say_ended, say_ending, say_gone, say_met, when_without_starter};
+pub use control::{Control, Order, when_without_starter};
 pub use dry_run::show;
 pub use options::Hosts;
 pub use starter::start;
-pub use words::Share;
+pub use words::{Said, Share};

@@ -35,7 +35,7 @@ pub use self::tails::{LastWords, TAIL};
 use self::tails::{Tails, last_words_of};
 use super::assignment::Assignment;
 use crate::failure::{Failure, advice_on_limits};
-use crate::stdio::{cannot_write, same_file, say};
+use crate::stdio::{cannot_write, same_file};
 use crate::style::Style;
 
 /// How many times a pipe of a rank that has ended is read for its last words, so that a process
@@ -103,23 +103,28 @@ impl Output {
             return Ok(());
         }
         self.has_begun = true;
-        if let Some(logs) = &self.route.logs {
-            let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
-            let on_each_host = if is_agent && assignment.nodes > 1 { " on each host" } else { "" };
-            say(&format!("devicemesh run: logs in {}{on_each_host}", folder.path().display()));
-            self.folder = Some(folder);
-        }
         let cannot = |error| {
             let advice = advice_on_limits(&error);
             Failure::new(1, format!("cannot start a thread for the output: {error}{advice}"))
         };
         self.sinks = Sinks::start(&self.route).map_err(cannot)?;
+        if let Some(logs) = &self.route.logs {
+            let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
+            let on_each_host = if is_agent && assignment.nodes > 1 { " on each host" } else { "" };
+            self.say(&format!("devicemesh run: logs in {}{on_each_host}", folder.path().display()));
+            self.folder = Some(folder);
+        }
         Ok(())
     }
 
     /// Says a line on standard error, after what the ranks have written there.
     pub fn say(&self, line: &str) {
         self.sinks.say(line);
+    }
+
+    /// Writes a mark for the starter of the job to standard error.
+    pub fn mark(&self, mark: &str) {
+        self.sinks.mark(mark);
     }
 
     /// Why some of the ranks' output is lost, or may be lost, where that has happened.

@@ -9,7 +9,7 @@ use rustix::process::{Signal, kill_process};
 use super::cause::{Cause, Ended, How, TIMED_OUT, signal_name};
 use super::ending::TERM_TO_KILL;
 use super::guard;
-use super::hosts::{Control, Order, say_ending, say_gone};
+use super::hosts::{Control, Order, Said};
 use super::job::Job;
 use super::signals::{is_impatient, too_early};
 use crate::words::{count, listed};
@@ -35,10 +35,10 @@ impl Job<'_> {
         let (behind, restart) = self.told_restart(cause);
         let rest = format!("{}{restart}", self.end_of_the_others(cause));
         if let Some(node) = self.lost_node(cause) {
-            return say_gone(node, None, format!("{cause}{rest}"));
+            return self.tell_starter(&Said::Gone { node, arrival: None, text: format!("{cause}{rest}") });
         }
         if self.control.is_some() && restart.is_empty() {
-            say_ending(cause.to_string());
+            self.tell_starter(&Said::Ending { cause: cause.to_string() });
         }
         let text = format!("{}{also}{rest}", self.style.wrong(&format!("{cause}{behind}")));
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
@@ -52,12 +52,17 @@ impl Job<'_> {
     /// all nodes.
     pub fn tell_missed(&self, node: Option<u32>, arrival: u32, text: String) {
         match (&self.control, node) {
-            (Some(_), Some(node)) => say_gone(node, Some(arrival), text),
+            (Some(_), Some(node)) => self.tell_starter(&Said::Gone { node, arrival: Some(arrival), text }),
             (Some(_), None) => self.say(&format!("{text}; the job goes on without its ranks")),
             (None, _) => self.say(&format!(
                 "{text}; the job goes on, and a node that joins takes its place: start the same devicemesh run again"
             )),
         }
+    }
+
+    /// Tells the starter of the job something.
+    pub fn tell_starter(&self, said: &Said) {
+        self.output.mark(&said.mark());
     }
 
     /// Tells a user at a terminal that a second key came too early to count.

@@ -120,28 +120,6 @@ impl Control {
     }
 }
 
-/// Tells the starter that a node has gone. `arrival` is the number under which it came to the job's
-/// store, where another node says this.
-pub fn say_gone(node: u32, arrival: Option<u32>, text: String) {
-    Said::Gone { node, arrival, text }.say();
-}
-
-/// Tells the starter that the job ends for this cause. This node also says the cause to the user.
-pub fn say_ending(cause: String) {
-    Said::Ending { cause }.say();
-}
-
-/// Tells the starter that this node has met all the others. `arrival` is the number under which it
-/// came to the job's store.
-pub fn say_met(arrival: Option<u32>) {
-    Said::Met { arrival }.say();
-}
-
-/// Tells the starter that this node has ended.
-pub fn say_ended(code: u8) {
-    Said::Ended { code }.say();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -72,6 +72,15 @@ impl Sink {
         self.push_lines(bytes, true);
     }
 
+    /// Adds a mark for the starter, which removes it from the output. So the mark neither needs a
+    /// new line nor ends a line of the ranks.
+    pub fn push_mark(&self, bytes: Vec<u8>) {
+        let mut state = self.0.state();
+        let is_inside_line = state.is_inside_line;
+        self.0.add(&mut state, bytes, true);
+        state.is_inside_line = is_inside_line;
+    }
+
     fn push_lines(&self, mut bytes: Vec<u8>, is_own: bool) {
         let mut state = self.0.state();
         let begins_itself = is_own && bytes.first() == Some(&b'\n');
@@ -275,6 +284,20 @@ mod tests {
         sink.push_own(b"\nown\n".to_vec());
         let queue = sink.0.state().queue.clone();
         assert_eq!(String::from_utf8(queue).unwrap(), "prompt\nown\nno end\nown\n");
+    }
+
+    #[test]
+    fn a_mark_changes_no_line() {
+        let sink = sink();
+        sink.push(b"half".to_vec());
+        sink.push_mark(b"mark\n".to_vec());
+        assert_eq!(sink.unwritten(), 4);
+        sink.push_own(b"own\n".to_vec());
+        sink.open((0, false), b"prompt".to_vec());
+        sink.push_mark(b"mark\n".to_vec());
+        assert!(sink.is_open((0, false)));
+        let queue = sink.0.state().queue.clone();
+        assert_eq!(String::from_utf8(queue).unwrap(), "halfmark\n\nown\npromptmark\n");
     }
 
     #[test]

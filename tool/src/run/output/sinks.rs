@@ -18,23 +18,29 @@ const LAST_LINE: Duration = Duration::from_millis(500);
 /// The sinks of this process. Before the ranks start there are none.
 #[derive(Default)]
 pub struct Sinks {
-    /// An eventfd that rings when there is news of the sinks. `None` before the ranks start, and
-    /// where nothing passes through the tool.
+    /// An eventfd that rings when there is news of the sinks. `None` before the ranks start.
     bell: Option<Arc<OwnedFd>>,
     /// Writes to standard output, where the ranks' standard output passes through the tool.
     out: Option<Sink>,
     /// Writes to standard error, where the ranks' standard error does. It is `out` where both are
     /// one file, so that their lines do not mix.
     err: Option<Sink>,
+    /// Writes the tool's own messages to standard error. It is `err` where there is one. A terminal
+    /// that is stopped (Ctrl-S) keeps the thread of this sink, and not the tool.
+    own: Option<Sink>,
 }
 
 impl Sinks {
-    /// Starts the threads that write what passes through the tool on this route.
+    /// Starts the threads that write what passes through the tool on this route, and the tool's
+    /// own messages.
     pub fn start(route: &Route) -> io::Result<Sinks> {
-        match route.reads(true) {
-            true if route.is_shown() => Sinks::open(route.reads(false)),
-            true => Ok(Sinks { bell: Some(new_bell()?), ..Sinks::default() }),
-            false => Ok(Sinks::default()),
+        match route.reads(true) && route.is_shown() {
+            true => Sinks::open(route.reads(false)),
+            false => {
+                let bell = new_bell()?;
+                let own = Some(Sink::start(true, Arc::clone(&bell))?);
+                Ok(Sinks { bell: Some(bell), own, ..Sinks::default() })
+            }
         }
     }
 
@@ -47,7 +53,8 @@ impl Sinks {
             Some(out) if same_file(io::stdout(), io::stderr()) => out.clone(),
             _ => Sink::start(true, Arc::clone(&bell))?,
         };
-        Ok(Sinks { bell: Some(bell), out, err: Some(err) })
+        let own = Some(err.clone());
+        Ok(Sinks { bell: Some(bell), out, err: Some(err), own })
     }
 
     /// The sink of the ranks' standard error, else of their standard output, where there is one.
@@ -71,16 +78,25 @@ impl Sinks {
     /// Says a line on standard error, after what the ranks have written there. Where their standard
     /// error passes through this process, the line begins a new line.
     pub fn say(&self, line: &str) {
-        match &self.err {
+        match &self.own {
             Some(sink) => sink.push_own(format!("{line}\n").into_bytes()),
             None => say(line),
+        }
+    }
+
+    /// Writes a mark for the starter of the job to standard error, after what the ranks have
+    /// written there. A starter that reads no more keeps the mark, and not this process.
+    pub fn mark(&self, mark: &str) {
+        match &self.own {
+            Some(sink) => sink.push_mark(mark.as_bytes().to_vec()),
+            None => say(mark.trim_end()),
         }
     }
 
     /// Whether there are bytes that are not written yet. The bell then rings when that may have
     /// changed.
     pub fn is_busy(&self) -> bool {
-        [&self.out, &self.err].into_iter().flatten().any(Sink::is_busy)
+        [&self.out, &self.own].into_iter().flatten().any(Sink::is_busy)
     }
 
     /// Whether both are one sink, because they write to one file.
@@ -110,7 +126,7 @@ impl Sinks {
     /// Waits a moment until the tool's own messages are written.
     pub fn wait_for_messages(&self) {
         let until = Instant::now() + LAST_LINE;
-        while self.err.as_ref().is_some_and(Sink::is_busy) && Instant::now() < until {
+        while self.own.as_ref().is_some_and(Sink::is_busy) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
