@@ -340,7 +340,7 @@ fn a_rank_that_waits_is_read_from_outside() {
     let dp = [find(&waits, "mesh/dp"), find(&behind, "mesh/dp")];
     assert_eq!(dp[0].key, dp[1].key);
     assert_eq!(
-        dp.map(|dp| (dp.kind, dp.rank, dp.size, dp.members.clone())),
+        dp.map(|dp| (dp.kind, dp.rank, dp.size, dp.members.to_vec())),
         [(0, 0, 2, vec![0, 1]), (0, 1, 2, vec![0, 1])]
     );
     assert_eq!(dp.map(|dp| (dp.calls_begun, dp.calls_ended)), [(4, 3), (3, 3)]);

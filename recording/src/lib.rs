@@ -22,6 +22,7 @@
 pub mod clock;
 mod extract;
 pub mod layout;
+mod members;
 pub mod metrics;
 mod operation;
 pub mod packed;
@@ -31,6 +32,7 @@ mod settled;
 mod snapshot;
 
 pub use extract::{extract, of_extract};
+pub use members::Members;
 pub use operation::{Call, NO_PEER, Operation};
 pub use recorder::{Channel, ChannelFacts, Entry, Recorder, RunningCall, Wait, World, WorldFacts};
 pub use snapshot::{ChannelState, EntryState, ProcessFacts, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};

@@ -2,10 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use crate::clock::{Clock, Moment};
 use crate::layout::{self, call, channel, header, world};
+use crate::members::Members;
 use crate::operation::{Call, NO_PEER, Operation};
 
 /// The state of a recorded call. The numbers are part of the layout.
@@ -123,7 +126,7 @@ pub struct RecordedChannel {
     /// The size of the group.
     pub size: u32,
     /// The world ranks of the members. Empty where they are not recorded.
-    pub members: Vec<u32>,
+    pub members: Members,
     /// How many collective calls were begun.
     pub calls_begun: u64,
     /// The number of the last collective call that has ended well.
@@ -215,7 +218,7 @@ impl Snapshot {
         Ok(Snapshot {
             process,
             worlds: (0..header::WORLD_COUNT).filter_map(|place| words.world(place)).collect(),
-            channels: (0..layout::CHANNEL_COUNT).filter_map(|place| words.channel(place)).collect(),
+            channels: words.channels(),
             calls: words.calls(),
             texts: words.texts(),
         })
@@ -297,11 +300,18 @@ impl Words {
         })
     }
 
-    fn channel(&self, place: usize) -> Option<RecordedChannel> {
+    fn channels(&self) -> Vec<RecordedChannel> {
+        let parts = (0..layout::CHANNEL_COUNT).filter_map(|place| self.members(place));
+        let end = parts.map(|part| part.end).max().unwrap_or(0);
+        let member = |at: usize| (self.get(layout::MEMBERS + at / 2) >> (at % 2 * 32)) as u32;
+        let table: Arc<[u32]> = (0..end).map(member).collect();
+        (0..layout::CHANNEL_COUNT).filter_map(|place| self.channel(place, &table)).collect()
+    }
+
+    fn channel(&self, place: usize, table: &Arc<[u32]>) -> Option<RecordedChannel> {
         let base = layout::CHANNELS + place * layout::CHANNEL_WORDS;
         self.steady(base + channel::STAMP)?;
         let (kind, rank) = (self.get(base + channel::KIND), self.get(base + channel::RANK));
-        let size = (rank >> 32) as u32;
         Some(RecordedChannel {
             place: place as u16,
             kind: kind as u8,
@@ -309,8 +319,8 @@ impl Words {
             world: Some((kind >> 16) as u8).filter(|world| *world != 255),
             key: self.get(base + channel::KEY),
             rank: rank as u32,
-            size,
-            members: self.members(self.get(base + channel::MEMBERS), size as usize),
+            size: (rank >> 32) as u32,
+            members: Members::new(table, self.members(place).unwrap_or(0..0)),
             calls_begun: self.get(base + channel::CALLS_BEGUN),
             calls_ended: self.get(base + channel::CALLS_ENDED),
             calls_failed: self.get(base + channel::CALLS_FAILED),
@@ -322,13 +332,13 @@ impl Words {
         })
     }
 
-    fn members(&self, start: u64, size: usize) -> Vec<u32> {
+    /// The part of the table of members that a channel names. `None` where it names none.
+    fn members(&self, place: usize) -> Option<Range<usize>> {
+        let base = layout::CHANNELS + place * layout::CHANNEL_WORDS;
+        let (start, size) = (self.get(base + channel::MEMBERS), self.get(base + channel::RANK) >> 32);
         let most = layout::MEMBER_WORDS as u64 * 2;
-        if start >= most || size as u64 > most - start {
-            return Vec::new();
-        }
-        let member = |at: usize| (self.get(layout::MEMBERS + at / 2) >> (at % 2 * 32)) as u32;
-        (start as usize..start as usize + size).map(member).collect()
+        let end = start.checked_add(size).filter(|end| *end <= most)?;
+        Some(start as usize..end as usize)
     }
 
     fn calls(&self) -> Vec<RecordedCall> {

@@ -192,6 +192,20 @@ fn members_that_do_not_fit_are_left_out() {
     assert_eq!(sizes, [(9000, 0), (8191, 8191), (4, 4)], "the last ones stand inside the ones before");
 }
 
+/// Each group of a recording may name all members.
+#[test]
+fn groups_share_the_memory_of_their_members() {
+    let words = memory();
+    let recorder = recorder(words);
+    let many: Vec<u32> = (0..8192).collect();
+    for key in 0..256 {
+        recorder.open_channel(&facts(key, "mesh/all", &many));
+    }
+    let channels = read(words).channels;
+    assert!(channels.iter().all(|channel| *channel.members == many[..]));
+    assert!(channels.iter().all(|channel| channel.members.as_ptr() == channels[0].members.as_ptr()));
+}
+
 #[test]
 fn a_reader_sees_no_half_of_a_call() {
     let words = memory();

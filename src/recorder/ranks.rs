@@ -73,7 +73,7 @@ impl Wanted {
             kind: channel.kind,
             key: channel.key,
             world: own.snapshot.world_of(channel).map(|world| world.key),
-            members: channel.members.clone(),
+            members: channel.members.to_vec(),
             size: channel.size as usize,
             name: printable(&channel.name).into_owned(),
             begun: channel.calls_begun,

@@ -7,6 +7,10 @@ use recording::{ChannelState, EntryState, RecordedCall, RecordedChannel};
 use super::job::{Job, MOST_RANKS, Seen};
 use super::process::{AGREEMENTS, Process};
 
+/// The most members of all groups of a job together. Each group of a recording may say any size,
+/// and each member takes memory.
+const MOST_MEMBERS: usize = 1 << 22;
+
 /// A group of ranks that make calls together.
 pub struct Group<'a> {
     /// The name: a mesh and its dimension as `mesh/dp`, or an agreement scope.
@@ -111,6 +115,11 @@ impl<'a> Group<'a> {
 /// The groups of a job, the dimensions first. A group that has ended for all of its ranks is left
 /// out.
 pub fn groups(job: &Job) -> Vec<Group<'_>> {
+    groups_within(job, MOST_MEMBERS)
+}
+
+/// The groups. All of them together have at most `left` members that are not seen.
+fn groups_within(job: &Job, mut left: usize) -> Vec<Group<'_>> {
     let mut found: BTreeMap<(u8, u64), Vec<(usize, Seat)>> = BTreeMap::new();
     for (at, rank) in job.ranks.iter().enumerate() {
         let Seen::Recorded(process) = &rank.seen else { continue };
@@ -119,7 +128,13 @@ pub fn groups(job: &Job) -> Vec<Group<'_>> {
         }
     }
     let is_open = |seats: &Vec<(usize, Seat)>| seats.iter().any(|(_, seat)| !seat.is_closed());
-    let mut groups: Vec<Group> = found.into_values().filter(is_open).map(|seats| group(job, &seats)).collect();
+    let mut groups = Vec::new();
+    for seats in found.into_values().filter(is_open) {
+        let size = seats.iter().map(|(_, seat)| seat.channel.size as usize).max().unwrap_or(0);
+        let size = size.min(MOST_RANKS).min(left.max(seats.len()));
+        left = left.saturating_sub(size);
+        groups.push(group(job, &seats, size));
+    }
     groups.sort_by_key(|group| {
         let first = group.members.iter().filter_map(|member| member.rank).min();
         (group.is_scope, group.name, first)
@@ -127,28 +142,55 @@ pub fn groups(job: &Job) -> Vec<Group<'_>> {
     groups
 }
 
-fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)]) -> Group<'a> {
+fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)], size: usize) -> Group<'a> {
     let (_, any) = seats[0];
     let world = any.process.snapshot.world_of(any.channel).map(|world| world.key);
     let known = seats.iter().map(|(_, seat)| &seat.channel.members).find(|members| !members.is_empty());
-    let size = seats.iter().map(|(_, seat)| seat.channel.size).max().unwrap_or(0);
     let rank_of = |member: u32| match (known, world) {
         // Ranks that join a world are numbered by their launcher.
         (Some(members), None) => job.rank_with_number(*members.get(member as usize)?),
         (Some(members), Some(world)) => job.rank_of(world, *members.get(member as usize)?),
         // The members of a group that has as many ranks as its world are those of the world.
-        (None, Some(world)) if size as usize == job.ranks.len() => job.rank_of(world, member),
+        (None, Some(world)) if size == job.ranks.len() => job.rank_of(world, member),
         _ => None,
     };
-    let member = |member: u32| {
-        let seat = seats.iter().filter(|(_, seat)| seat.channel.rank == member);
-        // A rank may have opened a group again that has the key of an ended one.
-        let seat = seat.max_by_key(|(_, seat)| (!seat.is_closed(), seat.channel.first_call));
-        match seat {
-            Some((rank, seat)) => Member { rank: Some(*rank), seat: Some(*seat) },
-            None => Member { rank: rank_of(member), seat: None },
+    // A rank may have opened a group again that has the key of an ended one.
+    let order = |seat: &Seat| (!seat.is_closed(), seat.channel.first_call);
+    let mut taken: BTreeMap<u32, (usize, Seat<'a>)> = BTreeMap::new();
+    for (rank, seat) in seats {
+        let is_older = taken.get(&seat.channel.rank).is_some_and(|(_, other)| order(other) > order(seat));
+        if !is_older {
+            taken.insert(seat.channel.rank, (*rank, *seat));
         }
+    }
+    let member = |member: u32| match taken.get(&member) {
+        Some((rank, seat)) => Member { rank: Some(*rank), seat: Some(*seat) },
+        None => Member { rank: rank_of(member), seat: None },
     };
-    let members = (0..size.min(MOST_RANKS as u32)).map(member).collect();
+    let members = (0..size as u32).map(member).collect();
     Group { name: &any.channel.name, is_scope: any.channel.kind == AGREEMENTS, members }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::find::Found;
+    use super::super::job::jobs;
+    use super::super::judge_tests::a_rank_behind;
+    use super::*;
+
+    /// A recording may claim any size for each of its 256 groups.
+    #[test]
+    fn all_groups_together_have_a_limit() {
+        let mut processes: Vec<Process> = a_rank_behind().iter().map(|rank| rank.process()).collect();
+        processes
+            .iter_mut()
+            .flat_map(|process| &mut process.snapshot.channels)
+            .for_each(|channel| channel.size = 1 << 30);
+        let jobs = jobs(Found { processes, ..Found::default() });
+        let groups = groups_within(&jobs[0], 1000);
+        let sizes: Vec<usize> = groups.iter().map(|group| group.members.len()).collect();
+        // Each of the 7 groups has room for the ranks that are seen.
+        assert!(sizes.len() == 7 && sizes.iter().sum::<usize>() <= 1000 + 7 * 8, "{sizes:?}");
+        assert!(groups.iter().all(|group| group.members.iter().any(|member| member.seat.is_some())));
+    }
 }

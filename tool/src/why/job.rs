@@ -1,5 +1,6 @@
 //! Puts processes together to jobs.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use devicemesh::rendezvous::launcher::Place;
@@ -7,8 +8,8 @@ use devicemesh::rendezvous::launcher::Place;
 use super::find::{Found, Node, Started};
 use super::process::{Origin, Process, State};
 
-/// The most ranks of a job or a group that are looked at. A recording may say any number, and each
-/// rank takes memory.
+/// The most ranks of a group, and of all jobs together, that are looked at. A recording may say any
+/// number, and each rank takes memory.
 pub const MOST_RANKS: usize = 1 << 20;
 
 /// A job: processes whose worlds have one key. Where processes are in several worlds, these worlds
@@ -103,6 +104,11 @@ impl Job {
 /// The jobs of the processes. Processes that have joined no world yet belong to the job in whose
 /// place the launcher has started them.
 pub fn jobs(found: Found) -> Vec<Job> {
+    jobs_within(found, MOST_RANKS)
+}
+
+/// The jobs. All of them together have at most `left` ranks that are not seen.
+fn jobs_within(found: Found, mut left: usize) -> Vec<Job> {
     let Found { mut processes, started, nodes, .. } = found;
     // Two tools on one machine find the same processes, for example two containers that share the
     // process ids, or two nodes of Slurm that are one machine. A recording of a live process that
@@ -138,7 +144,15 @@ pub fn jobs(found: Found) -> Vec<Job> {
         same.into_iter().for_each(|other| part.absorb(other));
         parts.push(part);
     }
-    let mut jobs: Vec<Job> = parts.into_iter().filter_map(|part| part.job(&started, &nodes)).collect();
+    // Jobs whose processes were found come before those that one recording only claims.
+    parts.sort_by_key(|part| Reverse(part.processes.len()));
+    let job = |part: Part| {
+        let most = left.max(part.processes.len());
+        let job = part.job(&started, &nodes, most)?;
+        left = left.saturating_sub(job.ranks.len());
+        Some(job)
+    };
+    let mut jobs: Vec<Job> = parts.into_iter().filter_map(job).collect();
     jobs.sort_by(|one, other| one.id.cmp(&other.id));
     jobs
 }
@@ -176,8 +190,9 @@ impl Part {
         self.processes.extend(other.processes);
     }
 
-    /// The job of these processes. `None` for a process that is in no job.
-    fn job(self, started: &[Started], nodes: &[Node]) -> Option<Job> {
+    /// The job of these processes, with at most that many ranks that are not seen. `None` for a
+    /// process that is in no job.
+    fn job(self, started: &[Started], nodes: &[Node], most: usize) -> Option<Job> {
         let Part { meeting: met, processes, .. } = self;
         let worlds = || processes.iter().flat_map(Process::worlds);
         let main =
@@ -188,7 +203,7 @@ impl Part {
         let largest = communicators.map(|channel| (channel.size, channel.key)).max();
         let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size));
         let size = size.or(largest.map(|(size, _)| size as usize))?;
-        let size = size.min(MOST_RANKS);
+        let size = size.min(most);
         let id = worlds().map(|world| world.job.clone()).find(|id| !id.is_empty()).unwrap_or_default();
         let number = |process: &Process| {
             let world = process.worlds().find(|world| Some(world.key) == main.map(|(key, _)| key));

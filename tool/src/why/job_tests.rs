@@ -8,7 +8,7 @@ use recording::{Call, ChannelFacts, EntryState, NO_PEER, Operation, Recorder, Sn
 use super::super::find::Found;
 use super::super::judge_tests::text_of;
 use super::super::process::{Origin, Process, State, Timeline};
-use super::{Rank, jobs};
+use super::{Rank, jobs, jobs_within};
 
 /// A process of a program that uses NCCL alone, with its rank in each of these communicators. In
 /// each it has made `calls` calls.
@@ -81,4 +81,15 @@ fn a_live_process_elsewhere_counts_before_its_file_here() {
     let states: Vec<State> =
         jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process).map(|it| it.state).collect();
     assert_eq!(states, [State::Sleeps; 2]);
+}
+
+/// A recording may claim any number of ranks, and an answer of another host has thousands of
+/// recordings.
+#[test]
+fn all_jobs_together_have_a_limit() {
+    let mut processes: Vec<Process> = (0..50).map(|number| process(number, &[(u64::from(number), 0)], 1)).collect();
+    processes.iter_mut().flat_map(|process| &mut process.snapshot.channels).for_each(|channel| channel.size = 1 << 30);
+    let jobs = jobs_within(Found { processes, ..Found::default() }, 1000);
+    let ranks: usize = jobs.iter().map(|job| job.ranks.len()).sum();
+    assert!(jobs.len() == 50 && ranks <= 1000 + 50, "{ranks}");
 }
