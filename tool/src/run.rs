@@ -62,6 +62,10 @@ use crate::stdio::say;
 /// How long the tool still reads output after the last rank has ended.
 const DRAIN: Duration = Duration::from_secs(1);
 
+/// The pause before this node tells the store again that its ranks have ended, where the store has
+/// not answered.
+const AGAIN: Duration = Duration::from_secs(3);
+
 /// Runs the job and gives its exit code.
 pub fn run(options: &Options) -> Result<u8, Failure> {
     options.check()?;
@@ -193,12 +197,15 @@ impl Job<'_> {
     fn watch(&mut self) {
         let mut told = false;
         while self.is_busy() || (self.nodes.is_some() && self.cause.is_none()) {
-            if !self.is_busy() && !told {
+            let is_due = self.tell_again.map_or(!told, |moment| Instant::now() >= moment);
+            if !self.is_busy() && is_due {
                 told = true;
-                self.nodes.as_ref().inspect(|nodes| nodes.finished());
+                let is_heard = self.nodes.as_ref().is_none_or(Nodes::finished);
+                self.tell_again = (!is_heard).then(|| Instant::now() + AGAIN);
             }
             self.step();
         }
+        self.tell_again = None;
         if let Some(ranks) = &self.ranks {
             ranks.end_orphans();
         }
@@ -222,6 +229,7 @@ impl Job<'_> {
         self.obey_the_clock();
         let starter_is_gone = self.control.as_ref().and_then(Control::deadline);
         let moments = self.next_moment().into_iter().chain(starter_is_gone).chain(self.restart_moment());
+        let moments = moments.chain(self.tell_again);
         self.sleep(moments.min());
         for signal in self.signals.take() {
             self.handle_signal(signal);

@@ -78,6 +78,9 @@ pub struct Job<'a> {
     pub failed_together: usize,
     /// Why the job ends. `None` while nothing has ended it.
     pub cause: Option<Cause>,
+    /// When this node tells the store again that its ranks have ended well. `None` where the store
+    /// has heard it, or need not hear it yet.
+    pub tell_again: Option<Instant>,
     /// Whether no other node needs the store any more.
     pub store_is_unused: bool,
     /// Whether the user was told that some of the output is lost.
@@ -120,6 +123,7 @@ impl<'a> Job<'a> {
             stopped: None,
             failed_together: 0,
             cause: None,
+            tell_again: None,
             store_is_unused: false,
             loss_is_told: false,
             stop_is_told: false,

@@ -124,9 +124,10 @@ impl Nodes {
         self.shared.end_at_once();
     }
 
-    /// Tells the other nodes that the ranks of this node have ended well.
-    pub fn finished(&self) {
-        self.shared.finished();
+    /// Tells the other nodes that the ranks of this node have ended well. Returns whether the store
+    /// has heard it.
+    pub fn finished(&self) -> bool {
+        self.shared.finished()
     }
 
     /// Tells the other nodes that a rank of this node has ended well.

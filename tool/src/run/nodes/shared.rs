@@ -150,14 +150,19 @@ impl Shared {
     /// cause in the store. Where this node is not one of the job's yet, the cause is kept for the
     /// moment at which it becomes one ([`Shared::admit`]).
     pub fn end(&self, cause: Cause) -> Cause {
+        self.try_end(&cause).unwrap_or(cause)
+    }
+
+    /// Does what [`end`](Shared::end) does. Returns `None` where the store does not answer.
+    fn try_end(&self, cause: &Cause) -> Option<Cause> {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(reached) = self.admitted() else {
             *early = Some(cause.clone());
-            return cause;
+            return Some(cause.clone());
         };
         drop(early);
-        let Ok(text) = serde_json::to_vec(&cause) else { return cause };
-        reached.store.set_once(OVER, &text, &Wait::after(TELL)).map_or(cause, |text| read_cause(&text))
+        let text = serde_json::to_vec(cause).ok()?;
+        reached.store.set_once(OVER, &text, &Wait::after(TELL)).ok().map(|text| read_cause(&text))
     }
 
     /// Makes this node one of the job's. Fails with the cause for which the job has ended before.
@@ -200,32 +205,30 @@ impl Shared {
         matches!(found, Some(Ok(Some(_))))
     }
 
-    /// Notes that the ranks of this node have ended well.
-    pub fn finished(&self) {
+    /// Notes that the ranks of this node have ended well. Returns whether the store has answered.
+    /// Where it has not, the caller does this again: no other node may notice that all have
+    /// finished.
+    pub fn finished(&self) -> bool {
         let post = self.post.get().or(self.arrival.get());
-        let (Some(reached), Some(post)) = (self.reached.get(), post) else { return };
-        // If this write fails, the waiting thread finds that the store is out of reach.
+        let (Some(reached), Some(post)) = (self.reached.get(), post) else { return true };
         let told = reached.store.set(&keys::finished(*post), b"1", &Wait::after(TELL));
-        if told.is_ok() {
-            self.end_if_all_have_finished();
-        }
+        told.is_ok() && self.end_if_all_have_finished()
     }
 
     /// Ends the job with success when every node has finished. The last node to finish does this.
-    /// If that node exits too early, a node that notices its exit does.
-    pub fn end_if_all_have_finished(&self) {
-        let Some(Reached { store, .. }) = self.reached.get() else { return };
+    /// If that node exits too early, a node that notices its exit does. Returns whether the store
+    /// has answered.
+    pub fn end_if_all_have_finished(&self) -> bool {
+        let Some(Reached { store, .. }) = self.reached.get() else { return true };
         let keys: Vec<String> = (1..=self.nodes).map(keys::finished).collect();
-        let Ok(finished) = store.present(&keys, &Wait::after(TELL)) else { return };
-        let are_others_lost = || {
-            let is_done = |post: &Post| post.is_finished || post.is_gone;
-            self.heals && posts(store, self.nodes, TELL).is_ok_and(|(posts, _)| posts.iter().all(is_done))
-        };
+        let Ok(finished) = store.present(&keys, &Wait::after(TELL)) else { return false };
+        let mut is_over = finished.iter().all(|finished| *finished);
         // A node that is lost and does not come back does not keep the others.
-        let is_one_done = finished.contains(&true);
-        if finished.iter().all(|finished| *finished) || (is_one_done && are_others_lost()) {
-            self.end(Cause::Done);
+        if !is_over && self.heals && finished.contains(&true) {
+            let Ok((posts, _)) = posts(store, self.nodes, TELL) else { return false };
+            is_over = posts.iter().all(|post: &Post| post.is_finished || post.is_gone);
         }
+        !is_over || self.try_end(&Cause::Done).is_some()
     }
 
     /// The cause for a store that does not answer any more.
@@ -276,5 +279,27 @@ mod tests {
         assert!(matches!(shared.admit(1), Err(Cause::Ordered)));
         shared.end_at_once();
         assert_eq!(in_store(), [Ok(Some(b"\"ordered\"".to_vec())), Ok(Some(b"1".to_vec()))]);
+    }
+
+    #[test]
+    fn a_node_knows_whether_the_store_has_heard_that_it_has_finished() {
+        let mut server = Some(Server::at("127.0.0.1", 0, None).unwrap());
+        let port = server.as_ref().unwrap().local_addr().port();
+        let shared = |server: Option<Server>| {
+            let store = Board::new(TcpStore::connect("127.0.0.1", port, &Wait::after(TELL)).unwrap(), None);
+            let place = Place { at: String::new(), remark: String::new() };
+            let shared = Shared::new(2, false, channel().0).unwrap();
+            let _ = shared.reached.set(Reached { store, place, server, begins: true });
+            shared
+        };
+        let over = |shared: &Shared| shared.reached.get().unwrap().store.try_get(OVER, &Wait::after(TELL));
+        let (one, two) = (shared(None), shared(None));
+        assert!(one.admit(1).is_ok() && two.admit(2).is_ok());
+        assert!(one.finished());
+        assert_eq!(over(&one), Ok(None));
+        assert!(two.finished() && two.finished(), "it may be told twice");
+        assert_eq!(over(&one), Ok(Some(b"\"done\"".to_vec())));
+        drop(server.take());
+        assert!(!one.finished());
     }
 }
