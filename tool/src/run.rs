@@ -41,8 +41,8 @@ use self::binding::Binding;
 use self::cause::Cause;
 pub use self::cause::signal_name;
 use self::ending::STAY;
-use self::guard::Work;
 pub use self::guard::command_line;
+use self::guard::{Part, Work};
 pub use self::hosts::agent;
 use self::hosts::{Control, Said};
 use self::job::{Job, Phase};
@@ -71,28 +71,37 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     options.check()?;
     // The guard must come first, because the keeper runs everything after it once more. A hostfile
     // that is a pipe can be read only once.
+    let mut signals = None;
     if options.hosts.starts() && !options.dry_run {
-        if let Some(ended) = guard::stand_guard(Work::Hosts)? {
-            if let Some(killed) = ended.told("which reaches the hosts") {
-                let when = hosts::when_without_starter();
-                say(&format!("devicemesh run: {killed}; the ranks on all hosts end {when}"));
+        match guard::stand_guard(Work::Hosts)? {
+            Part::Worker(caught) => signals = Some(caught),
+            Part::Front(ended) => {
+                if let Some(killed) = ended.told("which reaches the hosts") {
+                    let when = hosts::when_without_starter();
+                    say(&format!("devicemesh run: {killed}; the ranks on all hosts end {when}"));
+                }
+                return Ok(ended.code());
             }
-            return Ok(ended.code());
         }
     }
     if let Some(hosts) = options.hosts.listed()? {
-        return if options.dry_run { hosts::show(options, hosts) } else { hosts::start(options, hosts) };
+        return match signals {
+            Some(signals) => hosts::start(options, hosts, signals),
+            None => hosts::show(options, hosts),
+        };
     }
     let (reads_input, is_agent) = (options.output.stdin.0.is_some(), options.hosts.agent.is_some());
     let work = Work::Ranks { reads_input, is_agent };
-    let mut done = match if options.dry_run { None } else { guard::stand_guard(work)? } {
-        Some(ended) => {
+    let part = if options.dry_run { None } else { Some(guard::stand_guard(work)?) };
+    let mut done = match part {
+        None => run_here(options, None),
+        Some(Part::Worker(signals)) => run_here(options, Some(signals)),
+        Some(Part::Front(ended)) => {
             if let Some(killed) = ended.told("the parent of the ranks") {
                 say_killed(options, &killed);
             }
             Ok(ended.code())
         }
-        None => run_here(options),
     };
     if let Some(share) = &options.hosts.agent {
         if guard::visible() == getpid() {
@@ -119,17 +128,17 @@ fn say_killed(options: &Options, killed: &str) {
     }
 }
 
-/// Runs this node's part of the job.
-fn run_here(options: &Options) -> Result<u8, Failure> {
+/// Runs this node's part of the job. Without signals, this is a dry run.
+fn run_here(options: &Options, signals: Option<Signals>) -> Result<u8, Failure> {
     let share = options.hosts.agent.as_ref();
     let mut rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
     rendezvous.restart = options.restart.standing();
     let is_for_ranks = rendezvous.restart.unit == Some(Unit::Rank);
     rendezvous.heals = is_for_ranks && rendezvous.nodes > 1;
     let binding = Binding::choose(&options.binding, rendezvous.ranks)?;
-    if options.dry_run {
+    let Some(signals) = signals else {
         return dry_run::show(options, rendezvous, &binding);
-    }
+    };
     if let Some(folder) = &options.output.log_dir {
         std::fs::create_dir_all(folder).map_err(|error| {
             let why = match folder.is_file() {
@@ -143,7 +152,8 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
     let one_node = rendezvous.is_private();
     let open_files =
         one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
-    let mut job = Job::new(options, &rendezvous, binding, output, Signals::catch()?);
+    signals.catch_rest()?;
+    let mut job = Job::new(options, &rendezvous, binding, output, signals);
     (job.open_files, job.control) = (open_files, Control::of(share));
     match job.run(rendezvous) {
         Ok(()) => Ok(job.finish()),
@@ -231,9 +241,7 @@ impl Job<'_> {
         let moments = self.next_moment().into_iter().chain(starter_is_gone).chain(self.restart_moment());
         let moments = moments.chain(self.tell_again);
         self.sleep(moments.min());
-        for signal in self.signals.take() {
-            self.handle_signal(signal);
-        }
+        self.handle_signals();
         for order in self.control.as_mut().map(Control::orders).unwrap_or_default() {
             self.obey(order);
         }

@@ -287,13 +287,20 @@ fn a_reader_that_has_stopped_keeps_no_deadline_and_no_signal() {
         lines(&mut child, 1);
         let code = if options[0] == "--tee" {
             kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-            let is_over =
-                || !std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap().contains(' ');
+            // The tool's one child is dm-ranks, which has started the ranks.
+            let children = |pid: &str| {
+                let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+                text.unwrap().trim().to_owned()
+            };
+            let keeper = children(&child.id().to_string());
+            let is_over = || children(&keeper).is_empty();
             let until = Instant::now() + Duration::from_secs(20);
             while !is_over() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            // The ranks have ended, and a second signal ends the wait for the reader.
+            // The ranks have ended, and a second signal ends the wait for the reader. A signal within
+            // half a second of the first one does not count.
+            std::thread::sleep(Duration::from_millis(600));
             kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
             143
         } else {
@@ -553,4 +560,23 @@ fn the_tools_own_messages_keep_no_deadline() {
     };
     drop(reader);
     assert_eq!(code, Some(124));
+}
+
+/// The hostfile is a pipe, so the preparations last until the test has written it.
+#[test]
+fn a_signal_during_the_preparations_ends_nothing() {
+    let hostfile = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hostfile-{}", std::process::id()));
+    let made = Command::new("mkfifo").arg(&hostfile).status().unwrap();
+    assert!(made.success());
+    let mut command = tool(&["--hostfile", hostfile.to_str().unwrap(), "-n", "1", "--", "true"]);
+    let child = command.spawn().unwrap();
+    // This returns when the tool reads the file.
+    let writer = std::fs::File::options().write(true).open(&hostfile).unwrap();
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    // The front passes the signal on within this time, and the test passes however long it takes.
+    std::thread::sleep(Duration::from_millis(100));
+    drop(writer);
+    let output = child.wait_with_output().unwrap();
+    std::fs::remove_file(&hostfile).unwrap();
+    assert_eq!(output.status.code(), Some(2), "a hostfile without hosts is refused: {}", text(&output.stderr));
 }

@@ -130,6 +130,13 @@ impl Job<'_> {
         }
     }
 
+    /// Handles the signals that have come since the last time.
+    pub fn handle_signals(&mut self) {
+        for signal in self.signals.take() {
+            self.handle_signal(signal);
+        }
+    }
+
     pub fn handle_signal(&mut self, number: i32) {
         let Some(signal) = Signal::from_named_raw(number) else { return };
         match signal {

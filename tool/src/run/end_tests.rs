@@ -25,7 +25,7 @@ fn job(options: &Options) -> Job<'_> {
         let rendezvous = options.meeting.rendezvous(1, &options.command, &options.hosts)?;
         let binding = Binding::choose(&options.binding, 1)?;
         let output = Output::new(options.output.route(false, options.color));
-        Ok(Job::new(options, &rendezvous, binding, output, Signals::none()?))
+        Ok(Job::new(options, &rendezvous, binding, output, Signals::catch_none()?))
     };
     made().unwrap_or_else(|failure: crate::failure::Failure| panic!("{}", failure.message))
 }

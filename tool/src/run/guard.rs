@@ -143,12 +143,21 @@ impl Ended {
     }
 }
 
-/// Starts the keeper, waits for its end, and returns how it ended. Returns `None` where this
-/// process is to do the work: as the keeper, or alone where no keeper can be started.
-pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
+/// The part of a process in the work.
+pub enum Part {
+    /// This process was the front, and the keeper has ended.
+    Front(Ended),
+    /// This process is to do the work: as the keeper, or alone where no keeper can be started. The
+    /// signals that do not end the job are caught.
+    Worker(Signals),
+}
+
+/// Starts the keeper and waits for its end, unless this process is to do the work itself.
+pub fn stand_guard(work: Work) -> Result<Part, Failure> {
     if let Some(front) = front() {
+        let signals = Signals::catch_early()?;
         end_with(front, work)?;
-        return Ok(None);
+        return Ok(Part::Worker(signals));
     }
     let mut signals = Signals::catch()?;
     orphans::adopt();
@@ -163,10 +172,10 @@ pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
             if let Some(to) = keeper.stdin.take() {
                 copy_terminal(to).map_err(|error| Failure::new(1, format!("cannot read the terminal: {error}")))?;
             }
-            Ok(Some(wait_for(&mut keeper, &mut signals, work)))
+            Ok(Part::Front(wait_for(&mut keeper, &mut signals, work)))
         }
         // There is no /proc here, or this user may start no more processes.
-        Err(_) => Ok(None),
+        Err(_) => Ok(Part::Worker(signals)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The signals that the tool gets, as something to wait for beside pipes.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,7 +15,12 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use crate::failure::{Failure, advice_on_limits};
 
-const CAUGHT: [i32; 9] = [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2];
+/// The signals that do not end a job. The keeper catches them before anything else, because the
+/// front passes them on from its beginning, and the preparations may take seconds.
+const EARLY: [i32; 4] = [SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2];
+/// The other signals. During the preparations they end this process, as they end any program, so
+/// that a hostfile or a driver that does not answer keeps nobody.
+const REST: [i32; 5] = [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 
 /// Signals that come within this time of the first one are the same wish: timeout(1) signals the
 /// tool and its process group, and Slurm signals a step and the processes in it.
@@ -26,35 +32,50 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches the signals. A signal that the tool's parent has set to be ignored, as nohup does
-    /// with SIGHUP, stays ignored in the tool and in the ranks.
+    /// Catches all signals that the tool handles.
     pub fn catch() -> Result<Signals, Failure> {
-        let ignored = ignored();
-        Signals::catch_these(CAUGHT.iter().filter(|signal| **signal == SIGCHLD || !is_in(ignored, **signal)))
+        let signals = Signals::catch_early()?;
+        signals.catch_rest()?;
+        Ok(signals)
     }
 
-    /// Catches no signal, because a test is no owner of its process.
-    #[cfg(test)]
-    pub fn none() -> Result<Signals, Failure> {
-        Signals::catch_these([0; 0].iter())
+    /// Catches the signals that do not end a job.
+    pub fn catch_early() -> Result<Signals, Failure> {
+        let signals = Signals::catch_none()?;
+        signals.add(&EARLY)?;
+        Ok(signals)
     }
 
-    fn catch_these<'a>(caught: impl Iterator<Item = &'a i32>) -> Result<Signals, Failure> {
+    /// Catches the other signals, too.
+    pub fn catch_rest(&self) -> Result<(), Failure> {
+        self.add(&REST)
+    }
+
+    /// Catches no signal.
+    pub fn catch_none() -> Result<Signals, Failure> {
+        let none: [i32; 0] = [];
         let delivery =
-            UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
-        match delivery {
-            Ok(delivery) => Ok(Signals { delivery }),
-            Err(error) => {
-                let advice = advice_on_limits(&error);
-                Err(Failure::new(1, format!("cannot catch signals: {error}{advice}")))
-            }
-        }
+            UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, none));
+        Ok(Signals { delivery: delivery.map_err(cannot_catch)? })
+    }
+
+    /// Catches these signals, too. A signal that the tool's parent has set to be ignored, as nohup
+    /// does with SIGHUP, stays ignored in the tool and in the ranks.
+    fn add(&self, signals: &[i32]) -> Result<(), Failure> {
+        let (ignored, handle) = (ignored(), self.delivery.handle());
+        let mut caught = signals.iter().filter(|signal| **signal == SIGCHLD || !is_in(ignored, **signal));
+        caught.try_for_each(|signal| handle.add_signal(*signal)).map_err(cannot_catch)
     }
 
     /// The signals that have come since the last time.
     pub fn take(&mut self) -> Vec<i32> {
         self.delivery.pending().collect()
     }
+}
+
+fn cannot_catch(error: io::Error) -> Failure {
+    let advice = advice_on_limits(&error);
+    Failure::new(1, format!("cannot catch signals: {error}{advice}"))
 }
 
 impl AsFd for Signals {

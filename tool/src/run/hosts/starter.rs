@@ -41,15 +41,16 @@ const HALF_LINE: Duration = Duration::from_millis(100);
 const ALIVE: Duration = Duration::from_secs(5);
 
 /// Runs the job on these hosts and gives its exit code.
-pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
+pub fn start(options: &Options, hosts: Vec<Host>, signals: Signals) -> Result<u8, Failure> {
     let plan = Plan::new(options, hosts)?;
     let environment = forwarded(&options.hosts.forward)?;
     let directory = std::env::current_dir();
     let directory = directory.map_err(|error| Failure::new(1, format!("the current folder has gone: {error}")))?;
+    signals.catch_rest()?;
     let mut starter = Starter {
         options,
         nodes: plan.hosts.into_iter().map(Node::new).collect(),
-        signals: Signals::catch()?,
+        signals,
         sinks: Sinks::open(true)
             .map_err(|error| Failure::new(1, format!("cannot start a thread for the output: {error}")))?,
         began: Instant::now(),

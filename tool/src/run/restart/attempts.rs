@@ -51,6 +51,8 @@ impl Job<'_> {
             self.wait_for_nodes()
         };
         if let Some(assignment) = assignment {
+            // Ctrl-Z may have come before this node could do anything.
+            self.handle_signals();
             self.restarts.standing.restarts = assignment.restarts;
             self.wait_for_start();
             if self.cause.is_none() {
