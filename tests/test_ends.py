@@ -122,7 +122,7 @@ def test_a_signal_leaves_the_ranks_their_time(start):
     lines = [line for line in err.splitlines() if line.startswith("devicemesh run: ")]
     assert lines[0] == ("devicemesh run: got signal 15 (SIGTERM), passed on to 2 ranks, which are killed in 1 s; "
                         "a second signal kills at once")
-    assert lines[1] == "devicemesh run: killed what has not ended in time: ranks 0, 1"
+    assert lines[1] == "devicemesh run: killed ranks 0, 1, which had not ended in time"
     assert lines[-1] == "devicemesh run: got signal 15 (SIGTERM)"
     assert out == "got it\n" * 2
 
@@ -145,7 +145,7 @@ def test_a_second_signal_ends_at_once(start):
     tool.send_signal(signal.SIGINT)
     out, err = ends(tool, 130)
     assert time.monotonic() - began < 10 and out == "got it\n" * 2
-    assert "killed what has not ended before a second signal (SIGINT): ranks 0, 1\n" in err, err
+    assert "killed ranks 0, 1, which had not ended before a second signal (SIGINT)\n" in err, err
 
 
 def test_ctrl_z_stops_the_ranks_and_the_clock(start, tmp_path):

@@ -164,8 +164,8 @@ def test_a_second_signal_ends_all_at_once(together):
     assert f"node 1 ({HERE}): got signal 2 (SIGINT), passed on to 1 rank here, which is killed in 60 s" in said, said
     time.sleep(0.6)  # Signals within half a second are the same wish.
     nodes[1].signal(signal.SIGINT)
-    nodes[1].ends(130, r"killed what has not ended before a second signal \(SIGINT\): rank 1")
-    nodes[0].ends(130, "killed what has not ended before a second signal at another node: rank 0")
+    nodes[1].ends(130, r"killed rank 1, which had not ended before a second signal \(SIGINT\)")
+    nodes[0].ends(130, "killed rank 0, which had not ended before a second signal at another node")
     all_gone(pids)
 
 

@@ -123,10 +123,10 @@ impl Job<'_> {
         self.gives_up = self.control.as_ref().is_some_and(|control| control.entry().is_none());
     }
 
-    /// Says which ranks were killed. `when` follows the words "has not ended".
+    /// Says which ranks were killed. `when` follows the words "had not ended".
     fn tell_killed(&self, killed: &[u32], when: &str) {
         if !killed.is_empty() {
-            self.say(&format!("killed what has not ended {when}: {}{}", list(killed), self.on_host()));
+            self.say(&format!("killed {}{}, which had not ended {when}", list(killed), self.on_host()));
         }
     }
 
@@ -225,7 +225,7 @@ impl Job<'_> {
     fn end_at_once(&mut self, signal: Signal) {
         self.gives_up |= self.unended_is_told;
         self.end_if_asked_between_attempts(true);
-        if self.running() == 0 {
+        if self.running() == 0 || self.gives_up {
             self.deadline = None;
         } else if self.phase != Phase::Killed {
             let name = signal_name(signal.as_raw());
@@ -309,6 +309,7 @@ impl Job<'_> {
                     false => self.end_everywhere(cause),
                 }
                 self.hurry();
+                self.gives_up |= self.unended_is_told;
                 // Nobody reads the messages of this node any more, and the other nodes end in this
                 // way, too.
                 if self.running() == 0 {
