@@ -457,7 +457,7 @@ fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// The ranks below 2^32 of a pair: the first in the low half.
+/// Packs two numbers below 2^32 into one word: `low` in the low half, `high` in the high half.
 fn pair(low: usize, high: usize) -> u64 {
     low as u64 & 0xffff_ffff | (high as u64) << 32
 }

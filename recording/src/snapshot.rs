@@ -76,8 +76,8 @@ pub struct ProcessFacts {
     pub began: Moment,
     /// A later moment.
     pub later: Moment,
-    /// In a copy that a reader has made for another host: the state of the process, as the reader's
-    /// number from 0. Then `later` is the moment of the copy.
+    /// In a copy for another host: the state of the process when it was copied, as the number from
+    /// 0 that the copying tool gives this state. Then `later` is the moment of the copy.
     pub copied: Option<u64>,
     /// How many calls the process has begun.
     pub calls_begun: u64,

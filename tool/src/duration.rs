@@ -18,10 +18,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a time after which a job ends. A job that ends at once is nobody's wish.
+/// Reads a time that may not be 0: a job that ends at once, or a look without a pause, is nobody's
+/// wish.
 pub fn limit(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err("the job would end at once; leave --timeout out for no limit".to_owned()),
+        Duration::ZERO => Err("0 is too short: give a longer time, or leave the option out".to_owned()),
         limit => Ok(limit),
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Every process that uses the library has a recording of its calls in memory that others can read
 //! (the crate `recording`). This subcommand reads the recordings of a job, and says who waits for
-//! whom. It changes nothing in the processes, and needs nothing from them. It reads those of its own
-//! host itself, and asks the other hosts of the job ([`lines`]).
+//! whom. It changes nothing in the processes, and needs nothing from them. It reads those of its
+//! own host itself, and asks the other hosts of the job ([`lines`]).
 
 mod answer;
 mod exit_code;
@@ -76,7 +76,8 @@ Columns:
   ranks  the ranks that are at this call
   call   how many calls of the group they have begun
   what   the last one
-  state  waits, done, failed, queued (in a group of calls that has not ended), or issued (to a stream)
+  state  waits (waited, in a job that is gone), done, failed, \
+         queued (in a group of calls that has not ended), or issued (handed to a stream)
   since  the time since the call began, or since it ended
 
 Exit codes:

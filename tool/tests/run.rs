@@ -360,7 +360,7 @@ fn options_of_other_launchers_are_explained() {
         (&["-np2"], "'-np2' found"),
         (&["-np=2"], "-n N is the number of ranks on each host"),
         (&["--nnodes", "1:2"], "number of nodes is fixed"),
-        (&["--timeout", "0"], "leave --timeout out"),
+        (&["--timeout", "0"], "leave the option out"),
         (&["--timeout", "1000000d"], "the longest time is 11574d"),
         (&["--tee", "3"], "--tee takes no value here"),
         (&["--tee=3"], "--prefix alone shows each line with its rank"),

@@ -21,10 +21,10 @@ pub struct RunningCall {
 }
 
 impl Recorder {
-    /// The calls of this process that run now in groups that are not closed, in no order. A call of `launched` also counts while
-    /// its state is [`EntryState::Issued`]: the caller knows that its stream has not ended it. In
-    /// the first millisecond of a recording the list is empty, because the length of a tick is not
-    /// known before.
+    /// The calls of this process that run now in groups that are not closed, in no order. A call of
+    /// `launched` also counts while its state is [`EntryState::Issued`]: the caller knows that its
+    /// stream has not ended it. In the first millisecond of a recording the list is empty, because
+    /// the length of a tick is not known before.
     pub fn running(&self, launched: &[Entry]) -> Vec<RunningCall> {
         let now = self.clock.moment();
         let Some(length) = self.began().nanoseconds_per_tick(&now) else { return Vec::new() };

@@ -1,5 +1,5 @@
-//! `devicemesh run --dry-run`: shows what would be started, and starts nothing. It opens no port and
-//! meets no node.
+//! `devicemesh run --dry-run`: shows what would be started, and starts nothing. It opens no port
+//! and meets no node.
 
 use std::io;
 

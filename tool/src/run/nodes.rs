@@ -10,7 +10,7 @@
 //! | `devicemesh/run/node/<n>` | the n-th node to arrive, in its own words ([`entry::Entry`]) |
 //! | `devicemesh/run/served` | set where a `devicemesh run` for several nodes serves the store |
 //! | `devicemesh/run/finished/<n>` | set when the ranks of that node have ended well |
-//! | `devicemesh/run/gone/<k>` | the arrival number of the k-th tool to go. The server writes it when the tool's connections end |
+//! | `devicemesh/run/gone/<k>` | the arrival number of the k-th tool whose connections ended. The server writes it |
 //! | `devicemesh/run/strangers` | how many nodes of other jobs were refused |
 //! | `devicemesh/run/stranger/<n>` | what the n-th of them said, for the nodes that wait |
 //! | `devicemesh/refused` | how many connections the server refused because of their secrets, and the last one's address. The server writes it |

@@ -137,8 +137,9 @@ impl Output {
         self.folder.as_ref().map(|folder| folder.log(rank, self.restarts.of(rank), true))
     }
 
-    /// Prepares for a rank that is started again alone, for that many times with this one. What
-    /// its earlier process has written is passed on, and is no part of its last words any more.
+    /// Prepares for a rank that is started again alone. `again` is the number of this restart. The
+    /// output of the earlier process is passed on, and no longer belongs to the last words of the
+    /// rank.
     pub fn restart(&mut self, rank: u32, again: u32) {
         let (mut old, others): (Vec<Stream>, Vec<Stream>) =
             std::mem::take(&mut self.streams).into_iter().partition(|stream| stream.rank == rank);

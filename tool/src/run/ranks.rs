@@ -75,8 +75,8 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Starts a rank again that has ended. It was started again alone `again` times, with this
-    /// time.
+    /// Starts again a rank that has ended. `again` is the number of this restart: 1 for the first
+    /// one.
     pub fn start_again(
         &mut self,
         local_rank: u32,
@@ -247,9 +247,9 @@ fn before_exec(child: &mut Command, (open_files, stops): (Rlimit, Stops)) {
     unsafe { child.pre_exec(prepare) };
 }
 
-/// Whether the terminal may stop this process, and those that it starts, with SIGTTOU: in the
-/// background, after `stty tostop`, it does so for each write, and always for a change of its
-/// settings.
+/// Whether SIGTTOU stops this process and the processes that it starts. The terminal sends SIGTTOU
+/// to a process in the background that changes the terminal's settings, and after `stty tostop`
+/// also for each write.
 #[derive(Clone, Copy)]
 pub enum Stops {
     Allowed,

@@ -218,7 +218,8 @@ impl View {
     /// One line about what the plan saves.
     pub fn plan_text(&self) -> Option<String> {
         let plan = self.plan.as_ref()?;
-        Some(format!("planned for these hosts: cost {}, in the order of the ranks {}", plan.cost(), plan.identity_cost))
+        let (cost, usual) = (plan.cost(), plan.identity_cost);
+        Some(format!("planned for these hosts: cost {cost}; ranks in their usual order would cost {usual}"))
     }
 }
 

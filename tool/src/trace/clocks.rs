@@ -30,8 +30,8 @@ pub struct Meeting {
     pub ended: (f64, f64),
 }
 
-/// For each host, what is added to its times so that they fit those of host 0. `real` gives the same
-/// by the real times alone.
+/// For each host, what is added to its times so that they fit those of host 0. `real` gives the
+/// same by the real times alone.
 pub fn offsets(real: &[f64], meetings: &[Meeting]) -> Vec<f64> {
     let mut bounds: BTreeMap<(usize, usize), (f64, f64)> = BTreeMap::new();
     for meeting in meetings {

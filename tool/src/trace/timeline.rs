@@ -16,7 +16,7 @@ const NO_WORLD: &str = "no-world";
 pub struct Timeline {
     /// The processes, by rank. A rank that was started again has several.
     pub ranks: Vec<RankFacts>,
-    /// The groups in which the ranks make calls, by their names.
+    /// The groups in which the ranks make calls, by the groups' keys.
     pub groups: BTreeMap<u64, Group>,
     /// All calls, in the order in which they began.
     pub calls: Vec<TimedCall>,

@@ -19,7 +19,8 @@ pub struct Job {
     pub id: String,
     /// The ranks, by their numbers. Those that are not seen here are among them.
     pub ranks: Vec<Rank>,
-    /// Whether no process that has a recording runs here, and some are gone.
+    /// Whether no process of the job is known to run, on any host, and the process of at least one
+    /// rank is gone.
     pub is_over: bool,
     /// The nodes of the job, and the hosts that were asked, where they are known.
     pub nodes: Vec<Node>,

@@ -159,8 +159,9 @@ impl Lines {
     }
 }
 
-/// Whether a name or a process number means the job of this tool: the tool itself, a process that
-/// has started it, or one that it has started.
+/// Whether the tool's job must be asked for this name or process number. A number must be the
+/// tool's, an ancestor's or a descendant's. For a name the answer is always yes, because only the
+/// recordings tell the names of jobs.
 fn is_meant(tool: u32, card: &Card, name: &str) -> bool {
     let Ok(pid) = name.parse::<u32>() else { return true };
     card.name == name || descends(tool, pid) || descends(pid, tool)

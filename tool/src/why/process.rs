@@ -102,8 +102,8 @@ impl Process {
         &self.snapshot.process.host
     }
 
-    /// Returns the host, the process's own number and the moment at which the recording began. No two
-    /// recordings agree in all of these.
+    /// Returns what identifies a recording: the host, the process's own number, and the moment at
+    /// which the recording began.
     pub fn identity(&self) -> (String, u32, u64, u64) {
         let facts = &self.snapshot.process;
         (facts.host.clone(), facts.pid, facts.began.real, facts.began.ticks)

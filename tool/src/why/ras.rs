@@ -242,8 +242,8 @@ impl RankStatus {
     }
 }
 
-/// The answers, which have to come by one moment together: a timeout of the socket alone would begin
-/// anew with each byte.
+/// The answers, which have to come by one moment together: a timeout of the socket alone would
+/// begin anew with each byte.
 struct Answers {
     stream: TcpStream,
     until: Instant,

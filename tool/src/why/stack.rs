@@ -7,8 +7,8 @@
 //!   is stopped, does not answer, and a library should take no signal from a program.
 //! - /proc/PID/syscall and /proc/PID/stack. They need the same rights as ptrace or more, and have
 //!   no registers of a thread that spins.
-//! - ptrace, which this module uses. It stops a thread for some 100 µs, and works in every state of
-//!   a thread except inside a driver.
+//! - ptrace, which this module uses. It stops a thread for some 100 µs, and works in every state
+//!   of a thread except inside a driver.
 //!
 //! Linux allows ptrace to root, and to the same user unless Yama (kernel.yama.ptrace_scope) or a
 //! container forbids it. Where it is forbidden, the recording and the kernel still say where the

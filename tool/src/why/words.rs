@@ -305,8 +305,8 @@ impl Verdict<'_> {
         self.job.nodes.iter().find(|node| node.ranks.contains(&number))
     }
 
-    /// Where ranks are not seen: "not seen on this host", or "on node 2 (gamma), which did not
-    /// answer within 1 s".
+    /// Where ranks are not seen: "not seen on this host", "seen on none of the 3 hosts that
+    /// answered", or "on node 2 (gamma), from where no answer came".
     fn unseen(&self, ranks: &[usize]) -> String {
         let mut silent: Vec<String> = Vec::new();
         for node in ranks.iter().filter_map(|rank| self.node_of(*rank)) {

@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// How long the word of another node waits for the host's own word or the end of the connection,
-/// which have the reason.
+/// How long the starter holds back what one node says about the loss of another. In this time the
+/// lost host's own message or the end of its connection may come, which tell the reason.
 const REASON: Duration = Duration::from_secs(2);
 
 /// How long the starter waits where the node runs on the starter's own host: the kernel then tells
@@ -53,8 +53,8 @@ impl Losses {
 
     /// Keeps what the node `from` says of the loss of another one. Where the network is split, each
     /// part misses the other part. The part whose word comes first is believed. Otherwise the user
-    /// would read that all hosts are lost. `is_here` says whether the node runs on the starter's own
-    /// host, and its process has not ended yet.
+    /// would read that all hosts are lost. `is_here` says that the node runs on the starter's own
+    /// host and that its process has not ended yet.
     pub fn hold(&mut self, from: usize, node: usize, text: String, is_here: bool) {
         if self.missed.contains(&from) {
             return;

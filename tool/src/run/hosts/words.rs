@@ -121,7 +121,8 @@ pub enum Word {
     /// The job ends, and the starter has said why. `lost` is the number of the node that is lost,
     /// where that is why.
     End { lost: Option<u32> },
-    /// The starter is there. It says so every few seconds, so that a node misses it.
+    /// The starter is alive. It sends this word every few seconds, so that a node notices when the
+    /// starter is gone.
     Alive,
 }
 

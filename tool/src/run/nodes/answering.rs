@@ -113,8 +113,8 @@ fn made(request: &str, address: &str) -> std::io::Result<Vec<u8>> {
 }
 
 /// Returns what a command prints when it has read a text. The command is killed where it takes
-/// longer than `longest`. A thread of its own awaits the end of the process, because the kernel may be unable to
-/// end the process for a while.
+/// longer than `longest`. A thread of its own awaits the end of the process, because the kernel may
+/// be unable to end the process for a while.
 fn said(command: &mut Command, text: &str, longest: Duration) -> std::io::Result<Vec<u8>> {
     let mut child = command.spawn()?;
     let (input, output) = (child.stdin.take(), child.stdout.take());

@@ -22,7 +22,7 @@ impl Restarts {
         self.of_job + self.of_rank.get(&rank).copied().unwrap_or(0)
     }
 
-    /// Notes that a rank is started again alone, for that many times.
+    /// Notes that a rank is started again alone. `again` is the number of this restart.
     pub fn note(&mut self, rank: u32, again: u32) {
         self.of_rank.insert(rank, again);
     }

@@ -85,8 +85,8 @@ impl Job<'_> {
         is_restarted && standing.unit == Some(Unit::Job) && standing.restarts < standing.most
     }
 
-    /// What the message about that cause says of a restart: behind the cause, and as its end. The
-    /// end is empty where the job does not start again.
+    /// Returns two texts for the message about that cause: one that stands directly behind the
+    /// cause, and the end of the message. The end is empty where the job does not start again.
     pub fn told_restart(&self, cause: &Cause) -> (String, String) {
         if !self.starts_again(cause) {
             let why_not = self.restarts.why_not.as_ref().filter(|_| matches!(cause, Cause::Rank { .. }));
