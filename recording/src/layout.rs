@@ -61,9 +61,9 @@ pub mod header {
     pub const HOST: usize = 20;
     /// The number of words of [`HOST`].
     pub const HOST_WORDS: usize = 8;
-    /// 0 in the recording of a process. In a copy for another host: the state of the process when it
-    /// was copied, as the number that the copying tool gives this state, plus 1. Then [`LATER`] is
-    /// the moment of the copy.
+    /// 0 in the recording of a process. In a copy for another host: the state of the process when
+    /// it was copied, as the number that the copying tool gives this state, plus 1. Then [`LATER`]
+    /// is the moment of the copy.
     pub const COPIED: usize = 28;
     /// The worlds: eight of 48 words.
     pub const WORLDS: usize = 64;

@@ -3,8 +3,8 @@
 //! The asker writes a question under a key of each node. The node takes the key away and writes its
 //! answer under a key of the asker, who takes that key away. The asker takes back a question that a
 //! node has not taken by its deadline. A node removes its last answer, which may have come too
-//! late, when the next question comes, or after half a minute. So the store holds one answer of each
-//! node at most.
+//! late, when the next question comes, or after half a minute. So the store holds one answer of
+//! each node at most.
 
 use std::time::{Duration, Instant};
 
