@@ -52,7 +52,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const LAST_LOOK: Duration = Duration::from_secs(2);
 /// The pause between two questions to the store while a loss is known or suspected.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// What a wait says whose work is done where the store does not say whether a rank has ended the
+/// The message where the work is done, and the store does not say whether a rank has ended the
 /// mesh.
 const UNVERIFIED: &str = "the work on the stream is done, but its results may be wrong, because the store does not say whether a rank has ended the mesh";
 /// How long the thread of the events looks for ranks that are behind, over all dimensions.
