@@ -41,11 +41,7 @@ impl Name {
     /// may choose the tag; otherwise the next call has no name.
     pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) -> bool {
         let is_free = tag < UNNAMED;
-        NEXT.set(match tag {
-            0 => Name { tag: UNNAMED, text },
-            _ if is_free => Name { tag, text },
-            _ => Name::NONE,
-        });
+        NEXT.set(Name { tag: if tag == 0 || !is_free { UNNAMED } else { tag }, text });
         is_free
     }
 
@@ -77,7 +73,7 @@ mod tests {
         }
         for tag in [u64::MAX - 1, u64::MAX] {
             assert!(!Name::set_next(tag, [7; NAME_BYTES]));
-            assert_eq!(Name::take_next(), Name::NONE);
+            assert!(Name::take_next().is_none());
         }
         assert!(Name::set_next(0, [0; NAME_BYTES]));
         assert!(Name::take_next().is_none());
