@@ -6,6 +6,7 @@ again, which an emulated process can do only where the kernel knows qemu (binfmt
 the C compiler (char is unsigned there). It does not show the memory order of real ARM processors:
 qemu keeps the order of x86-64 where it runs there."""
 
+import functools
 import shutil
 
 from harness import STRICT, TARGET, Failure, Skip, launcher, programs, run
@@ -24,6 +25,15 @@ LEFT_OUT = {
     "fork.c": "the memory of a child is not wiped, because qemu takes madvise(MADV_WIPEONFORK) and does nothing",
     "free.c": "the kernel's masks of blocked signals are not those of the program, because qemu renumbers signals",
     "library_threads.c": "as above",
+}
+
+
+# Many machines with 64-bit ARM have pages of 64 KiB. These programs run once more with such pages:
+# they map every kind of memory that the library and the host engine share between processes.
+LARGE_PAGES = ["-p", "65536"]
+WITH_LARGE_PAGES = {
+    "check_collectives.c", "collectives.c", "collectives.cpp", "events.c", "ragged.c", "recover.c", "reductions.c", "shrink.c", "threads.c",
+    "world_joining.c",
 }
 
 
@@ -76,9 +86,12 @@ def gate():
     if "rank 6 is at (replicate=1, shard=2)" not in shown:
         raise Failure(f"the tool of 64-bit ARM shows another mesh:\n{shown}")
 
-    def start(program, count):
-        return [*launcher(TARGET / "release", count), *qemu, program], {"DM_TMP": str(FOLDER / "programs")}
+    def start(program, count, pages=()):
+        return [*launcher(TARGET / "release", count), *qemu, *pages, program], {"DM_TMP": str(FOLDER / "programs")}
     passed = programs(FOLDER / "programs", COMPILERS, build, start, 10, lambda source, _: source.name not in LEFT_OUT)
+    print("     with pages of 64 KiB:", flush=True)
+    passed += programs(FOLDER / "programs", COMPILERS, build, functools.partial(start, pages=LARGE_PAGES), 10,
+                       lambda source, _: source.name in WITH_LARGE_PAGES)
     # The kernels of the reductions have instructions of their own for this processor.
     output = cargo("test", "--package", "hostccl-reduce", "--lib", qemu=qemu)
     return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
