@@ -38,7 +38,7 @@ impl Name {
     }
 
     /// Names the calling thread's next call. The tag 0 stands for no name. Returns whether a caller
-    /// may choose the tag; otherwise the next call has no name.
+    /// may choose the tag. Otherwise the next call has the tag of calls without a name.
     pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) -> bool {
         let is_free = tag < UNNAMED;
         NEXT.set(Name { tag: if tag == 0 || !is_free { UNNAMED } else { tag }, text });

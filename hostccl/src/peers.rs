@@ -157,16 +157,16 @@ impl Comm {
         self.departure(rank) != 0
     }
 
-    /// Returns 1 if the rank with that seat was the first one to free its communicator, 2 if it was
-    /// the second one, and so on; 0 if it has not freed it.
+    /// Returns 0 if the rank with that seat has not freed its communicator. Otherwise returns 1 for
+    /// the first rank that did so, 2 for the second one, and so on.
     fn departure(&self, seat: usize) -> u32 {
         self.segment.seat(seat).left.load(Ordering::Acquire)
     }
 
-    /// Returns which of these ranks of the whole communicator has left it or is lost, and its error.
-    /// Of several such ranks it is the first one, because the others may have given up because of
-    /// the first one. A rank that has died counts as the first one, and so does a rank of another
-    /// host, whose place in the order is not known.
+    /// Returns which of these ranks of the whole communicator has left it or is lost, and its
+    /// error. Of several such ranks it is the first one, because the others may have given up
+    /// because of the first one. A rank that has died counts as the first one, and so does a rank
+    /// of another host, whose place in the order is not known.
     pub(crate) fn first_lost(&self, ranks: &[usize]) -> Option<(usize, Error)> {
         let seat = |rank| self.span.as_ref().map_or(Some(rank), |span| span.seat_of(rank));
         let place = |rank| seat(rank).map_or(0, |seat| self.departure(seat));

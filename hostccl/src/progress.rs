@@ -102,11 +102,12 @@ impl<'a, T: Holder> Lane<'a, T> {
         }
     }
 
-    /// Whether the lane goes on after another one has failed while both waited. `blocked` is the
-    /// answer of the first operation.
+    /// Whether the lane goes on after another lane has failed while both lanes waited. `blocked` is
+    /// the answer of the first operation.
     fn goes_on(&self, blocked: Poll) -> bool {
         match (blocked, self.first().and_then(|operation| operation.comm())) {
-            // No communicator can end the operation yet, or it looks itself for what ends it.
+            // No communicator can end the operation yet, or the operation itself checks what can
+            // end it.
             (Poll::Outside | Poll::Blocked { blocker: Blocker::NewSegment(_), .. }, _) => true,
             (_, comm) => comm.is_some_and(|comm| comm.check_waiting(blocked).is_ok()),
         }

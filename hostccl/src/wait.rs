@@ -232,7 +232,7 @@ impl Wait {
         }
         first_failed(calls, BlockedCall::check)?;
         let since = *self.since.get_or_insert_with(Instant::now);
-        // The shortest time of a call. Each call fails at the end of its own time only.
+        // This is the shortest limit of all calls. Each call fails only at the end of its own limit.
         let limit = calls.iter().filter_map(BlockedCall::limit).min();
         let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };

@@ -246,7 +246,8 @@ fn a_non_blocking_split_of_a_group_that_fails_leaves_the_parent_as_it_was() {
         });
         threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), [0, 1]));
     });
-    // Nobody gets an error when the thread ends inside the group, so the parent fails for all ranks.
+    // Nobody gets an error when the thread ends inside the group, so the parent fails for all
+    // ranks.
     let mut lost = Comm(null_mut());
     std::thread::scope(|scope| {
         let place = &mut lost;

@@ -124,7 +124,8 @@ impl Accepted {
                 let (number, mut reply) = (*number, Vec::new());
                 if let Err(broken) = session.read_message(&message, &mut Vec::new()) {
                     // The rank cannot decrypt these bytes either, so it learns that the secrets
-                    // differ. A connection that is closed without them is made again.
+                    // differ. A rank whose connection is closed without such bytes connects
+                    // again.
                     self.link.put(&[0; HANDSHAKE_BYTES]);
                     return Err(broken.to_string());
                 }

@@ -68,10 +68,18 @@ impl Comm {
 
     /// Tells the peers that this rank has left the communicator.
     pub(crate) fn leave(&self) {
+        self.leave_as(self.next_departure());
+    }
+
+    /// Counts this rank among those that leave, and returns its place in their order.
+    fn next_departure(&self) -> u32 {
+        self.segment.header().departures.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn leave_as(&self, departure: u32) {
         let message = format!("{} has destroyed the communicator that was to grow", self.describe(self.rank));
         self.end_growth(&Error::new(ncclRemoteError, message).by(Blame::of([self.whole().0])));
         let header = self.segment.header();
-        let departure = header.departures.fetch_add(1, Ordering::Relaxed) + 1;
         let left = &self.segment.seat(self.rank).left;
         let had_left = left.compare_exchange(0, departure, Ordering::SeqCst, Ordering::Relaxed).is_err();
         // The ranks that wait for this one look at their peers when they wake.
@@ -91,10 +99,12 @@ impl Comm {
     /// Ends all calls on all ranks. The caller has already raised the abort flag of this
     /// communicator.
     pub(crate) fn abort(&self) {
+        // A rank that leaves because it has read this failure gets a later place in the order.
+        let departure = self.next_departure();
         let message = format!("{} aborted its communicator", self.describe(self.rank));
         if self.whole().1 > 1 {
             self.fail(ncclRemoteError, Blame::of([self.rank]), &message);
         }
-        self.leave();
+        self.leave_as(departure);
     }
 }

@@ -19,8 +19,8 @@ pub(crate) struct Seat {
     pub(crate) start: AtomicU64,
     /// The processors on which the rank may run. They are set before `claim` becomes 2.
     pub(crate) processors: Processors,
-    /// 0 until the rank has freed its communicator. Then 1 on the first rank that did so, 2 on the
-    /// second one, and so on.
+    /// 0 until the rank has freed its communicator. Afterwards the value is 1 if this rank was the
+    /// first one to do so, 2 if it was the second one, and so on.
     pub(crate) left: AtomicU32,
     /// A number that is odd while this rank waits for other ranks and has waited for a moment. A
     /// rank that waits changes the number again and again, so that a rank that was stopped inside

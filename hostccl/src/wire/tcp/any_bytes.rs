@@ -72,7 +72,7 @@ pub(crate) fn frames(bytes: &[u8]) {
                     remote.cancel(request, open, None, step[5] & 1 == 1 && open.is_send);
                 }
             }
-            _ => remote.retire(tag.comm, tag.from, &mut ledger),
+            _ => remote.retire(tag.comm, tag.sender(), &mut ledger),
         }
         assert!(remote.kept <= CREDIT, "{} bytes are kept", remote.kept);
     }

@@ -163,7 +163,7 @@ impl Remote {
     }
 
     fn take_want(&mut self, key: Key, room: usize, ledger: &mut Ledger) -> Judged<()> {
-        if ledger.retired.has(key.0.comm, key.0.from) {
+        if ledger.retired.has(key.0.comm, key.0.sender()) {
             self.say_about(Kind::Void, key, OVER);
         } else if let Some(send) = self.held.remove(&key) {
             if send.bytes > room {

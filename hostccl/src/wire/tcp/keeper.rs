@@ -377,8 +377,14 @@ impl Keeper {
             stranger.peer.into_iter().for_each(|peer| self.fail(peer, false, why.clone()));
         }
         let tries = self.inner.options.tries;
-        self.excuse_stopped(now, tries / 2);
+        let patience = tries / 2;
+        self.excuse_stopped(now, patience);
         for peer in self.attempts.late(now, tries) {
+            // A try whose hello went a moment ago may still be excused.
+            let stranger = self.attempts.get(peer).and_then(|attempt| self.strangers.get(&attempt.stranger?));
+            if stranger.is_some_and(|it| it.waits_for_answer() && now.duration_since(it.since) <= patience) {
+                continue;
+            }
             let Some(attempt) = self.attempts.remove(peer) else { continue };
             let stranger = attempt.stranger.and_then(|number| self.remove(number));
             let why = stranger.map_or(attempt.why, |stranger| format!("{} does not answer", stranger.address));
@@ -386,11 +392,12 @@ impl Keeper {
         }
     }
 
-    /// Starts the time of the tries anew for each peer with uses whose host has taken a connection,
-    /// and whose process has not answered on it for `patience`. A process that runs answers or
-    /// closes the connection within [`PATIENCE`], so that process is stopped. The deadlines of the
-    /// calls decide how long to wait for it. If its host falls silent, this kernel ends the
-    /// connection. If the process ends, the other kernel does.
+    /// Restarts the time of the tries to reach a stopped process. The host of such a process has
+    /// taken a connection, and the process has not answered on it for `patience`. Peers without
+    /// uses do not count. A process that runs answers or closes the connection within [`PATIENCE`].
+    /// The deadlines of the calls decide how long to wait for a stopped process. If its host falls
+    /// silent, this kernel ends the connection. If the process ends, the other host's kernel ends
+    /// the connection.
     fn excuse_stopped(&mut self, now: Instant, patience: Duration) {
         let is_unanswered =
             |stranger: &&Stranger| stranger.waits_for_answer() && now.duration_since(stranger.since) > patience;

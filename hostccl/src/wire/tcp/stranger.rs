@@ -43,7 +43,8 @@ pub(super) struct Stranger {
     pub(super) address: String,
     /// The peer, where it is known.
     pub(super) peer: Option<u32>,
-    /// When the connection began. Where this process has made the connection: when its hello went.
+    /// When the connection began. For a connection that this process has made, this is the time at
+    /// which its hello went.
     pub(super) since: Instant,
     /// Whether this process can open no more files, so that it only tells the other process so.
     is_full: bool,
@@ -78,7 +79,7 @@ pub(super) enum Step {
     /// the reason: one of the two processes or its machine lacks files, memory or ports.
     Short(String),
     /// This process connected, and no way leads to the other host now. It may try again until the
-    /// time has passed after which a silent host is lost.
+    /// time has passed after which a silent host is lost, and for 30 s at most.
     NoWay(String),
     /// This process connected, and the peer is lost: whether its process has ended, and the reason.
     Fail(bool, String),
