@@ -199,7 +199,8 @@ mod tests {
         result::UNHANDLED_CUDA_ERROR
     }
 
-    /// Returns the result of an all-to-all on a library of NCCL 2.27, whose groups begin by `start`.
+    /// Returns the result of an all-to-all on a library of NCCL 2.27, whose groups begin by
+    /// `start`.
     fn all_to_all(start: unsafe extern "C" fn() -> NcclResult) -> NcclResult {
         let library = Library::from_lookup("libnccl.so.2", |symbol| match symbol {
             "ncclGetVersion" => Some(version as *const c_void),

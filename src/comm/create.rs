@@ -155,8 +155,9 @@ impl RootComms {
             adopted.iter().for_each(|communicator| communicator.end_with_recovery(world.rendezvous()));
             // From here on dm_world_abort on another thread finds the root and ends communicators
             // that the root owns. After a failure they would be the caller's, who would end them a
-            // second time. So this call does not fail any more. An abort that has not found the
-            // root is made up for, and an end that takes long goes on in the background.
+            // second time. So this call does not fail any more. If an abort came too early to find
+            // the root, this rank aborts the root here. An end that takes long goes on in the
+            // background.
             if root.alive().is_err() {
                 let _ = root.abort();
             }

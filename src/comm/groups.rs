@@ -66,7 +66,7 @@ impl OpenGroup {
             Error::aborted(format!(
                 "dm_group_end: the communicator of {} was aborted while the group was open; none of the group's operations ran{}",
                 ended.join(", "),
-                if alive.is_empty() { String::new() } else { format!(", including {}", alive.join(", ")) }
+                if alive.is_empty() { String::new() } else { format!(", not even {}", alive.join(", ")) }
             ))
         })
     }

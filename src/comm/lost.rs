@@ -8,8 +8,8 @@ use super::view::View;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// How long the store and the communicators together may take to tell the lost ranks. The store
-/// takes no longer than this time alone (rendezvous/losses.rs).
+/// How long the store and the communicators together may take to tell the lost ranks. The store may
+/// use half of this time.
 const LIMIT: Duration = Duration::from_millis(500);
 
 impl View {
@@ -20,7 +20,7 @@ impl View {
     pub fn lost_ranks(&self) -> Result<Vec<i32>> {
         let (root, deadline) = (self.root_comms(), Deadline::after(LIMIT));
         let mut lost = match root.world().filter(|world| !world.rendezvous().is_offline()) {
-            Some(world) => world.rendezvous().lost_ranks()?,
+            Some(world) => world.rendezvous().lost_ranks_by(&Wait::after(LIMIT / 2))?,
             None => Vec::new(),
         };
         let wait = Wait::after(LIMIT).with_deadline(deadline);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::create::mesh_text;
 use super::next_mesh::{Job, id_of_epoch, tell_recovered};
 use super::options::RecoverOptions;
-use super::recovering::Way;
+use super::recovering::{Recovering, Way};
 use super::root::{RootComms, RootSpec};
 use super::world::World;
 use crate::error::{Error, Result};
@@ -17,7 +17,13 @@ impl RootComms {
     /// at the door until a recovery lets this process in, and makes the mesh of that epoch together
     /// with the others.
     pub(super) fn come_in(world: &Arc<World>, spec: RootSpec<'_>, wait: Wait) -> Result<Arc<RootComms>> {
-        let mut way = world.recovering().lock()?;
+        let mut way = world.recovering().lock().map_err(|busy| match Recovering::is_busy(&busy) {
+            true => Error::invalid_state(format!(
+                "another thread of rank {} is in dm_init, and waits to come into the running job: call dm_init again when that call has returned",
+                world.rank()
+            )),
+            false => busy,
+        })?;
         // This is asked again under the lock, because a failure below ends the meshes of the epoch,
         // and the mesh of a thread that has just come in must stay.
         world.rendezvous().check_at_door()?;

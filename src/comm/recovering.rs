@@ -13,7 +13,7 @@ use crate::wait::Wait;
 /// Why a thread of a rank cannot recover now.
 const BUSY: &str = "another thread of this rank is inside dm_recover of this world";
 
-/// How often a thread that waits for the end of another thread's recovery looks.
+/// The pause between two looks of a thread that waits for the end of another thread's recovery.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// The state that a rank keeps between its recoveries. Each world has one such value, because an

@@ -9,10 +9,12 @@ use super::ending::{end_together, finalize};
 use super::groups::refuse_inside;
 use super::world::World;
 use crate::error::Result;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// The call as the ranks agree on it, and as messages name it.
 const CALL: &str = "dm_world_finalize()";
+/// How long the ranks that wait for a place may take to be told that the job has ended.
+const TELL: Duration = Duration::from_secs(1);
 
 impl World {
     /// Waits for the outstanding work of all meshes of the world, destroys their communicators, and
@@ -55,7 +57,9 @@ impl World {
     /// Tells the ranks that wait for a place in the mesh that the job has ended. Every rank of the
     /// mesh does that, so it does not matter when one of them dies meanwhile.
     fn tell_end(&self, wait: &Wait) {
-        let told = self.recovering().wait_and_lock(wait);
+        // The end of the world itself needs the rest of the time more than this note does.
+        let soon = wait.with_deadline(Deadline::after(TELL.min(wait.deadline.left())));
+        let told = self.recovering().wait_and_lock(&soon);
         let told = told.and_then(|mut way| way.as_mut().map_or(Ok(()), |way| way.recovery.end(wait)));
         if let Err(error) = told {
             log::warn!(

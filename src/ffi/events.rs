@@ -31,8 +31,8 @@ pub const DM_EVENT_JOINED: dm_event_kind = 1;
 pub const DM_EVENT_SLOW: dm_event_kind = 2;
 /// Ranks are lost (see "lost" at the head of this file).
 pub const DM_EVENT_LOST: dm_event_kind = 3;
-/// A rank has ended a mesh by dm_abort (on cuda another rank also by dm_recover or dm_shrink), or
-/// this rank has ended its world by dm_world_abort.
+/// A rank has ended a mesh by dm_abort, or this rank has ended its world by dm_world_abort. On cuda
+/// the event also tells of another rank that has ended a mesh by dm_recover or dm_shrink.
 pub const DM_EVENT_ABORTED: dm_event_kind = 4;
 /// dm_recover or dm_shrink has given the mesh with which the job goes on.
 pub const DM_EVENT_RECOVERED: dm_event_kind = 5;

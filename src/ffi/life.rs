@@ -63,21 +63,21 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
 /// the mesh by dm_abort, dm_recover or dm_shrink. Use no result then: when a rank aborts, NCCL may
 /// let the other ranks' kernels end with wrong data and without an error, which
-/// cudaStreamSynchronize cannot show. Use no result either when the work is done and the call gives
-/// DM_STATUS_STORE or DM_STATUS_TIMEOUT, because the store does not say whether a rank has ended
-/// the mesh. A mesh without a world has no store: there only a communicator can tell of a lost
-/// rank. dm_last_error_info has the lost ranks, the dimension and the time that passed.
+/// cudaStreamSynchronize cannot show. Do not use the results either when the work is done and the
+/// call gives DM_STATUS_STORE or DM_STATUS_TIMEOUT, because the store does not say whether a rank
+/// has ended the mesh. A mesh without a world has no store: there only a communicator can tell of a
+/// lost rank. dm_last_error_info has the lost ranks, the dimension and the time that passed.
 ///
 /// Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost; or as in dm_check;
 /// or the store does not answer when the work is done), DM_STATUS_STORE (the store cannot be
-/// reached when the work is done),
-/// DM_STATUS_CCL (a communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
-/// DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_MISMATCH (cpu:
-/// an earlier collective failed), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED
-/// (an offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (a negative timeout, a
-/// stream on cpu), DM_STATUS_INVALID_STATE (the stream is being captured, or operations wait in a
-/// group of this thread), DM_STATUS_DEVICE also where stream is a default stream and another device
-/// than the communicators' is current on this thread.
+/// reached when the work is done), DM_STATUS_CCL (a communicator has failed), DM_STATUS_DEVICE
+/// (work on the stream has failed), DM_STATUS_ABORTED (also when dm_abort on another thread ends
+/// the wait), DM_STATUS_MISMATCH (cpu: an earlier collective failed), DM_STATUS_NOT_FOUND,
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu), DM_STATUS_INVALID_STATE (the
+/// stream is being captured, or operations wait in a group of this thread), DM_STATUS_DEVICE also
+/// where stream is a default stream and another device than the communicators' is current on this
+/// thread.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; stream is NULL or a live stream of the program.

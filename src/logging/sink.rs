@@ -39,8 +39,7 @@ pub(super) struct Sink(Mutex<Callbacks>);
 struct Callbacks {
     /// The callback that gets the records; `None` for stderr.
     current: Option<Callback>,
-    /// The callbacks before this one inside which a thread may still be. Such a thread holds its
-    /// callback.
+    /// The earlier callbacks that a thread may still be running. Such a thread holds its callback.
     replaced: Vec<Weak<Function>>,
 }
 

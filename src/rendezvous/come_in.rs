@@ -72,8 +72,8 @@ impl World {
     /// The next call then continues the wait, and must ask for the same mesh. These errors are
     /// final: `DM_STATUS_MISMATCH` when this process is refused, `DM_STATUS_INVALID_STATE` when the
     /// job has ended or another thread has come in, and `DM_STATUS_NOT_MEMBER` when the others take
-    /// this process for lost. Every other error is the error of the recovery, which all ranks get, and the next call takes part
-    /// in the next turn.
+    /// this process for lost. Every other error is the error of the recovery, which all ranks get,
+    /// and the next call takes part in the next turn.
     #[doc(hidden)]
     pub fn come_in<T>(
         &self,

@@ -4,8 +4,8 @@
 //! Rank 0 chooses a nonce, and all keys of this run stand under it. Every other rank makes a random
 //! token, which no earlier run can have left in the store. The rank leaves the token under the next
 //! number, with the nonces that it has tried in vain. Rank 0 answers with the nonce, under a key
-//! with that token. Rank 0 does not ask whose token it is, so ranks that take the world to have another size
-//! get the nonce too, and the agreement that follows tells them.
+//! with that token. Rank 0 does not ask whose token it is, so ranks that take the world to have
+//! another size get the nonce too, and the agreement that follows tells them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -157,7 +157,8 @@ pub(super) fn leftovers(
 /// left since. Only the last rank to do so for a world removes the notes about the ranks that have
 /// gone from this world, because ranks that are still in the world look for these notes.
 ///
-/// When the store fails, the worlds whose keys are not removed yet are remembered for the next call.
+/// When the store fails, the worlds whose keys are not removed yet are remembered for the next
+/// call.
 pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()> {
     let mut all = lock(&LEFT);
     let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());

@@ -416,14 +416,11 @@ impl World {
             }
             Ok(local)
         });
-        if let Err(error) = &outcome {
-            round.tell(error, wait);
-        }
-        let finished = round.finish(wait);
-        if rank == 0 && finished.is_err() {
+        let joined = round.end(outcome, wait);
+        if rank == 0 && joined.is_err() {
             store.forget(vec![running::key(join)], wait);
         }
-        let local = outcome.and_then(|local| finished.map(|()| local))?;
+        let local = joined?;
         // The join has succeeded even if the clean-up fails, and the next join tries the clean-up
         // again.
         let _ = join_attempt::clean_up(store, rank, wait);

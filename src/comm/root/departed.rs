@@ -1,6 +1,5 @@
-//! The events of a root mesh which say that this rank or another rank has ended the mesh by
-//! dm_abort. On a library with streams the other ranks also note that dm_recover and dm_shrink end
-//! it.
+//! The events which say that a rank has ended a root mesh by dm_abort. On a library with streams
+//! they also say that another rank has ended the mesh by dm_recover or dm_shrink.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 //! The ranks that have ended a mesh by dm_abort. The abort itself is local. Afterwards no call on
-//! the mesh may wait for these ranks.
+//! the mesh may wait for these ranks. On a library with streams, dm_recover and dm_shrink leave the
+//! same note before they abort kernels.
 //!
 //! The key `<mesh>/left` gives these ranks numbers, and `<mesh>/left/<k>` holds the rank with the
 //! number k. Every wait of a call on the mesh waits for the next of these keys, too (waiting.rs).

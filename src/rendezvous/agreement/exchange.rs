@@ -93,8 +93,8 @@ impl Round {
         self.recorded.set_operation(Operation::MakeComms);
     }
 
-    /// Does what [`fail`](Round::fail) does. A rank that was aborted is lost for the other ranks,
-    /// so the verdict says this.
+    /// Tells the other ranks that this one failed, as [`fail`](Round::fail) does. If this rank was
+    /// aborted, the verdict says that this rank is lost.
     pub fn tell(&self, error: &Error, wait: &Wait) -> bool {
         if error.status() != Status::Aborted {
             return self.fail(error, wait);

@@ -3,7 +3,8 @@
 //!
 //! The port is 61440 + digest % 4096, so it is from 61440 to 65535. Linux gives ports from 32768 to
 //! 60999 to outgoing connections. JAX takes its port from these 4096 ports, too, and computes the
-//! port from the job's id alone. The port of this library comes from a digest, so one job can use both.
+//! port from the job's id alone. The port of this library comes from a digest, so one job can use
+//! both.
 
 use std::fs;
 

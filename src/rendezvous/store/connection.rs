@@ -268,8 +268,8 @@ mod tests {
         }
     }
 
-    /// Lets a wait end while only a part of the answers to be skipped has come. Then the rest comes,
-    /// and the answer of the wait. `seal` turns the text of the server into what it sends.
+    /// Lets a wait end while only a part of the answers to be skipped has come. Then the rest
+    /// comes, and the answer of the wait. `seal` turns the text of the server into what it sends.
     fn skip_in_parts(client: &mut Connection, server: &mut TcpStream, mut seal: impl FnMut(&[u8]) -> Vec<u8>) {
         let late = Wait::after(Duration::ZERO);
         client.send_ahead(b"requests".to_vec(), 24);

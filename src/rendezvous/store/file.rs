@@ -30,8 +30,8 @@ use crate::printable::printable;
 use crate::rendezvous::host::host_name;
 use crate::wait::Wait;
 
-/// The name of the file that is locked while counters change. No key has this name. While a rank has
-/// the lock, the file says which rank that is ([`Holder`]).
+/// The name of the file that is locked while counters change. No key has this name. While a rank
+/// has the lock, the file says which rank that is ([`Holder`]).
 const LOCK: &str = ".lock";
 
 /// A folder as a store.
@@ -103,9 +103,8 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Opens the store of `path` as [`open`](FileStore::open) does, for this rank. The rank is named
-    /// where another one waits in vain for the lock, because this rank was stopped while it had the
-    /// lock.
+    /// Opens the store of `path` as [`open`](FileStore::open) does, for this rank. If this rank is
+    /// stopped while it has the lock, the errors of the ranks that wait for the lock name this rank.
     pub fn open_as(path: &Path, rank: i32) -> Result<FileStore> {
         FileStore::open(path).map(|store| FileStore { rank: Some(rank), ..store })
     }
@@ -215,7 +214,9 @@ impl FileStore {
                 }
                 Ok(()) => {
                     let lock = Lock(file);
-                    // Nothing depends on this text except a message, so a failure does no harm.
+                    // A rank that died while it had the lock has left its text. Nothing depends on
+                    // the text except a message, so a failure here does no harm.
+                    let _ = lock.0.set_len(0);
                     let _ = self.rank.map(|rank| lock.0.write_all_at(Holder::text_of(rank).as_bytes(), 0));
                     return Ok(lock);
                 }
@@ -292,8 +293,8 @@ impl Holder {
         format!("{rank} pid {} on {}\n", std::process::id(), host_name())
     }
 
-    /// Reads which rank has the lock. Returns `None` where the file does not say so, as for a moment
-    /// after a rank has taken the lock.
+    /// Reads which rank has the lock. Returns `None` where the file does not say so. That is so for
+    /// a moment after a rank has taken the lock.
     fn read(file: &File) -> Option<Holder> {
         let mut bytes = [0; Holder::MOST_BYTES];
         let read = file.read_at(&mut bytes, 0).ok()?;
@@ -309,7 +310,7 @@ pub(crate) struct Lock(Private<File>);
 impl Drop for Lock {
     fn drop(&mut self) {
         if !fork::is_child() {
-            // Nobody is to be named who does not have the lock any more.
+            // The file must not name a rank that does not have the lock any more.
             let _ = self.0.set_len(0);
             // Closing the file is not enough where a child has a copy.
             let _ = flock(&*self.0, FlockOperation::Unlock);

@@ -1,6 +1,6 @@
 //! Ranks that fail, are aborted or are lost during a call.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use super::{membership, ranks, soon};
@@ -221,12 +221,14 @@ fn a_rank_that_keeps_the_lock_of_a_folder_is_named_by_calls_without_it() {
     let store = |rank| FileStore::open_as(&path, rank).unwrap();
     let stopped = store(0);
     let lock = stopped.lock(&soon()).unwrap();
+    let are_open = Barrier::new(2);
     let call = |me: usize| {
         let store: Arc<dyn Store> = Arc::new(store([1, 3][me]));
+        are_open.wait();
         let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
         let members = Members::Listed(Arc::from([1, 3]));
         let scope = Scope::new(membership(store, losses, members, me), "test/part".to_owned());
-        scope.agree("dm_get_comm(dim=a)", &Wait::after(Duration::from_millis(100))).map(drop).unwrap_err()
+        scope.agree("dm_get_comm(dim=a)", &Wait::after(Duration::from_secs(1))).map(drop).unwrap_err()
     };
     let errors = std::thread::scope(|threads| {
         let call = &call;
