@@ -98,9 +98,26 @@ class Group:
         self._task: Any = None
 
     def __enter__(self) -> "Group":
+        outer = open_group("mesh.group")
+        try:
+            own = self._begin(outer)
+        except Exception as error:
+            # The outer group lacks the operations of this one, so the outer group fails, too.
+            if outer is not None:
+                outer.refuse(error)
+            raise
+        self._handle, self._refused, self._task = own, None, current_task()
+        self.work, self._inner = Work("a group", unissued=True), []
+        opened.groups.append(self)
+        for changed in group_changes:
+            changed(1)
+        return self
+
+    def _begin(self, outer: Optional["Group"]) -> int:
+        """Begins the library's group. Returns its handle."""
         if self._handle:
             raise RuntimeError("this group is open already; call mesh.group() again for one within it")
-        if open_group("mesh.group") is not None and self._async:
+        if outer is not None and self._async:
             raise InvalidArgumentError("async_op: a group inside a group runs with it; give async_op to the outer one")
         # The group has a handle of its own, so it can end although the body has closed the mesh.
         handle = ctypes.c_void_p()
@@ -113,12 +130,7 @@ class Group:
         except BaseException:
             library.dm_free(own)
             raise
-        self._handle, self._refused, self._task = own, None, current_task()
-        self.work, self._inner = Work("a group", unissued=True), []
-        opened.groups.append(self)
-        for changed in group_changes:
-            changed(1)
-        return self
+        return own
 
     def __exit__(self, _: Any, raised: Optional[BaseException], __: Any) -> None:
         if not self._handle:

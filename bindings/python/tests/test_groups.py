@@ -9,7 +9,7 @@ import unittest
 
 import numpy
 
-from devicemesh import DimOptions, InvalidArgumentError, InvalidHandleError, InvalidStateError, NotFoundError, init_device_mesh
+from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidHandleError, InvalidStateError, NotFoundError, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -219,12 +219,28 @@ class Groups(unittest.TestCase):
             thread.join()
             self.assertEqual((done, self.mine[0]), ([SIZE], RANK + 1))
         self.assertEqual(self.mine[0], SIZE * (SIZE + 1) / 2)
+
+    def test_an_inner_group_that_cannot_begin(self):
+        ended = init_device_mesh("cpu", (SIZE,), timeout=30)
+        ended.finalize()
+        closed = self.mesh.root()
+        closed.close()
+        for begin, kind, why in ((lambda: self.mesh.group(async_op=True), InvalidArgumentError, "async_op"),
+                                 (closed.group, InvalidHandleError, "dm_mesh"), (ended.group, AbortedError, "")):
+            with self.assertRaisesRegex(kind, why):
+                with self.mesh.group():
+                    self.group.send(self.mine, self.right)
+                    with self.assertRaisesRegex(kind, why), begin():
+                        self.group.recv(self.theirs, self.left)
+            self.exchange()
         group = self.mesh.group()
-        with group:
-            with self.assertRaisesRegex(RuntimeError, "open already"):
-                group.__enter__()
+        with self.assertRaisesRegex(RuntimeError, "open already"):
+            with group:
+                with self.assertRaisesRegex(RuntimeError, "open already"):
+                    group.__enter__()
         with group:
             self.group.all_reduce(self.theirs)
+        self.assertEqual(self.theirs[0], 0)
 
 
 if __name__ == "__main__":
