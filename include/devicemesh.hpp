@@ -323,7 +323,8 @@ public:
     if (!has_value()) return error();
     return std::forward<Next>(next)(std::move(*this).value());
   }
-  /// A Result of next(value), which may be nothing; the error goes through.
+  /// Calls next(value) and gives a Result of what it returns; Result<void> where it returns
+  /// nothing. Without a value it gives the error.
   template <class Next> auto transform(Next &&next) && -> Result<std::invoke_result_t<Next, T &&>>
   {
     if (!has_value()) return error();
@@ -377,7 +378,8 @@ public:
     if (error_) return *error_;
     return std::forward<Next>(next)();
   }
-  /// A Result of next(), which may be nothing; the error goes through.
+  /// Calls next() and gives a Result of what it returns; Result<void> where it returns nothing.
+  /// Where there is an error it gives the error.
   template <class Next> auto transform(Next &&next) const -> Result<std::invoke_result_t<Next>>
   {
     if (error_) return *error_;
@@ -1375,7 +1377,10 @@ public:
     if (starts_ > 0) refuse(Error(Status::invalid_state, "group: its callback has called group_start() without group_end()"));
     std::optional<Error> failure = refused_;
     if (!failure && outer_ != nullptr) {
-      for (Operation &operation : operations_) outer_->operations_.push_back(std::move(operation));
+      // One insertion gets its memory before it moves anything, so that without memory the outer
+      // group gets none of the operations.
+      outer_->operations_.insert(outer_->operations_.end(), std::make_move_iterator(operations_.begin()),
+                                 std::make_move_iterator(operations_.end()));
     } else if (!failure) {
       failure = issue();
     }
@@ -1459,8 +1464,8 @@ private:
     return std::nullopt;
   }
 
-  // An operation that this group refused is missing in the outer group, too, also where the
-  // callback of the outer group ignores the error.
+  // The outer group lacks an operation that this group has refused. So the outer group fails, too,
+  // also where its callback ignores the error. A copy of an Error cannot fail.
   dm_status leave() noexcept
   {
     innermost() = outer_;
@@ -1952,9 +1957,9 @@ public:
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
 
   /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and the communicator
-  /// of dim has not failed. dim nullptr asks about the communicators of check(nullptr) and the
-  /// ranks of the view. Local. timeout 0: the mesh's. A lost rank, a failed communicator and the
-  /// deadline end the wait. See dm_stream_wait.
+  /// of dim has not failed. With dim nullptr the wait covers the communicators that check(nullptr)
+  /// covers, and all ranks of the view. Local. timeout 0: the mesh's. A lost rank, a failed
+  /// communicator and the deadline end the wait. See dm_stream_wait.
   Returns<void> stream_wait(const Text &dim, void *stream, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::done(dm_stream_wait(capi(), dim.c_str(), stream, timeout.count()));

@@ -4,10 +4,29 @@
 #include "check.hpp"
 
 #include <cstdlib>
+#include <new>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
+
+// The number of times that this thread still gets memory. Negative: always.
+static thread_local long allowed = -1;
+
+void *operator new(std::size_t size)
+{
+  if (allowed > 0) --allowed;
+  else if (allowed == 0) throw std::bad_alloc();
+  void *const memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void *memory) noexcept { std::free(memory); }
+void operator delete(void *memory, std::size_t) noexcept { std::free(memory); }
+
+// An inner group tells the outer one of a refusal also while an exception leaves it.
+static_assert(std::is_nothrow_copy_constructible_v<dm::Error> && std::is_nothrow_copy_assignable_v<dm::Error>);
 
 struct Ring {
   const dm::Mesh &mesh;
@@ -173,6 +192,31 @@ static void kept(const Ring &ring)
   CHECK(ring.me != 0 || rooted[1] == static_cast<double>(n * (n + 1) / 2));
 }
 
+// When no memory is left for the operations that an inner group hands to the outer one, the outer
+// group gets none of them.
+static void without_memory(const dm::Mesh &mesh)
+{
+  const std::int32_t sent = 1;
+  bool failed = true;
+  for (long count = 0; failed; ++count) {
+    std::vector<std::int32_t> got(3, 0);
+    failed = false;
+    mesh.group([&] {
+      try {
+        mesh.group([&] {
+          for (std::int32_t &each : got) mesh.all_gather("x", &sent, &each, 1);
+          allowed = count;
+        });
+      } catch (const std::bad_alloc &) {
+        failed = true;
+      }
+      allowed = -1;
+    });
+    CHECK(got == std::vector<std::int32_t>(3, failed ? 0 : 1));
+    CHECK(failed || count > 0);
+  }
+}
+
 int main()
 {
   return run([] {
@@ -184,6 +228,7 @@ int main()
     exceptions(ring);
     refusals(ring);
     kept(ring);
+    if (ranks == 1) without_memory(mesh);
     ring.turn(50);
     mesh.finalize();
   });
