@@ -150,7 +150,7 @@ func (a *arguments) sameCount(send, recv Buffer) {
 func (a *arguments) times(its string, large Buffer, other string, small Buffer, ranks int) {
 	a.same(large, small)
 	if ranks > 0 && (large.Count%ranks != 0 || large.Count/ranks != small.Count) {
-		a.refuse("%s has %d elements, not %d (the ranks of the dimension) times the %d of %s", its, large.Count, ranks, small.Count, other)
+		a.refuse("%s has %d elements, but it needs %d ranks times the %d elements of %s", its, large.Count, ranks, small.Count, other)
 	}
 }
 

@@ -27,9 +27,9 @@
 //
 // # Errors
 //
-// Every failure is an *Error with the library's one line, which names the ranks, except where the
-// context was done before the call: then it is the context's error. errors.Is knows the Status of
-// an *Error:
+// Every failure is an *Error with the library's one line, which names the ranks. One case is
+// different: when the context was done before the call, the error is the context's own. errors.Is
+// knows the Status of an *Error:
 //
 //	if errors.Is(err, devicemesh.ErrPeerLost) { ... }
 //

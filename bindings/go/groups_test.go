@@ -213,9 +213,9 @@ func also[In, Out any](first func(), function func(In) Out) func(In) Out {
 	return func(in In) Out { first(); return function(in) }
 }
 
-// On cuda an abort with operations queued makes a thread useless, so no thread outlives a group that
-// was aborted. This test needs no cuda, because the thread ends on cpu, too.
-func TestThreadsOfAbortedGroupsEnd(t *testing.T) {
+// threadOfAbortedGroup gives the thread on which a group ran that a context has aborted.
+func threadOfAbortedGroup(t *testing.T) int {
+	t.Helper()
 	world, err := Join(background, "cpu", &WorldOptions{Size: 1})
 	must(t, err)
 	defer world.Close()
@@ -234,19 +234,21 @@ func TestThreadsOfAbortedGroupsEnd(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}, calls[0].function)
-	// Go cannot end the main thread. Where this goroutine has that thread, it keeps it, so that the
-	// group runs on another one.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	ended := make(chan error, 1)
-	if run := func() { ended <- mesh.run(ctx, calls) }; syscall.Gettid() == os.Getpid() {
-		go run()
-	} else {
-		run()
-	}
-	refused(t, <-ended, ErrAborted, "")
+	refused(t, mesh.run(ctx, calls), ErrAborted, "")
+	return thread
+}
+
+// On cuda an abort with operations queued makes a thread useless, so no thread outlives a group that
+// was aborted. This test needs no cuda, because the thread ends on cpu, too.
+func TestThreadsOfAbortedGroupsEnd(t *testing.T) {
+	thread := threadOfAbortedGroup(t)
 	if thread == os.Getpid() {
-		return
+		// Go cannot end the main thread. When a goroutine that is locked to the main thread
+		// ends, Go does not use that thread again. So the next group runs on another thread.
+		thread = threadOfAbortedGroup(t)
+	}
+	if thread == os.Getpid() {
+		t.Fatal("two groups that were aborted ran on the main thread")
 	}
 	for until := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(fmt.Sprint("/proc/self/task/", thread)); os.IsNotExist(err) {
