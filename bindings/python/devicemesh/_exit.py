@@ -1,8 +1,9 @@
 """The end of the interpreter.
 
-Threads may be in calls of the library then, and threads of the library itself may write the last
-notes of a rank. They must not call a store in Python any more when the interpreter has ended. So
-the worlds with such a store are aborted first, which ends the calls.
+When the interpreter ends, threads of the program may be in calls of the library. Threads of the
+library itself may write the last notes of a rank. These threads must not call a store in Python
+any more when the interpreter has ended. So the worlds with such a store are aborted first, which
+ends the calls.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ ends it. This holds for SIGINT and for SIGTERM, for which Python has no handler.
 
 The library may call Python on the thread that is blocked: a store, a logger. Python would raise
 KeyboardInterrupt in there, and it would be lost, because no exception passes through the library.
-So during such a call SIGINT is only noted, and KeyboardInterrupt is raised after the call.
+So while a call may run Python on this thread, SIGINT is only noted, and KeyboardInterrupt is
+raised after the call. This also holds for local calls that make a view or may ask the store
+(local). It does not hold for the other local calls: when the library refuses such a call and logs
+that, a Ctrl-C in the logger is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ GRACE = 0.1
 # How many times SIGINT came during calls in which it is only noted. Only the main thread changes
 # this number and the next one, because Python calls handlers there.
 noted = 0
-# How many functions of the program run now on the main thread, inside the call, which
+# The number of the program's functions that run now on the main thread inside the call, and that
 # KeyboardInterrupt may end.
 breakable_calls = 0
 # Whether the library may call functions of Python on the thread that calls it.
@@ -170,12 +173,19 @@ def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
         here.previous = previous
     here.blocked = (end,)
     try:
-        if has_callbacks and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            return noting(function, *arguments)
-        return function(*arguments)
+        return local(function, *arguments)
     finally:
         here.blocked = None
         signal.set_wakeup_fd(here.previous)
+
+
+def local(function: Callable[..., int], *arguments: Any) -> int:
+    """Calls function(*arguments), a function of the library that waits for no other rank. Ctrl-C
+    does not end the call. When the call runs a function of Python on the main thread and Ctrl-C
+    comes meanwhile, KeyboardInterrupt is raised after the call."""
+    if has_callbacks and threading.get_ident() == main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return noting(function, *arguments)
+    return function(*arguments)
 
 
 def noting(function: Callable[..., int], *arguments: Any) -> int:
@@ -183,8 +193,10 @@ def noting(function: Callable[..., int], *arguments: Any) -> int:
     the call."""
     global breakable_calls
     before = noted
-    signal.signal(signal.SIGINT, note)
     try:
+        # The handler of another signal may raise as soon as `note` is set, so this line is inside.
+        with contextlib.suppress(ValueError):  # a subinterpreter, to which no signals come
+            signal.signal(signal.SIGINT, note)
         return function(*arguments)
     finally:
         # Python runs the handler of a signal that has come before it changes the handler.
@@ -200,15 +212,21 @@ def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -
     that raises ends the wait at once.
 
     When the wait is ended, end() tells work() to end, and undo() undoes what work() still makes.
+    If work() has not begun by then, it never begins, and end() is not called.
     """
     if threading.get_ident() != main_thread:
         return work()
     lock, done = threading.Lock(), threading.Event()
     made: list[Result] = []
     failed: list[BaseException] = []
-    abandoned = False
+    begun = abandoned = False
 
     def run() -> None:
+        nonlocal begun
+        with lock:
+            if abandoned:
+                return
+            begun = True
         try:
             result = work()
         except BaseException as error:
@@ -225,11 +243,12 @@ def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -
         done.wait()
     except BaseException:
         with lock:
-            abandoned = True
+            abandoned, has_begun = True, begun
             if made:
                 undo(made[0])
-        with contextlib.suppress(Exception):  # the program must get the exception that ended the wait
-            end()
+        if has_begun:
+            with contextlib.suppress(Exception):  # the program must get the exception that ended the wait
+                end()
         raise
     if failed:
         raise failed[0]

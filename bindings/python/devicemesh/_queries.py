@@ -12,7 +12,7 @@ from ._library import check, flag, int32, integer, library, listed, string
 from ._library import text as as_text
 from .errors import InvalidHandleError, NotMemberError
 from .sharding import Placement, local_shard
-from .world import World
+from .world import MeshWorld, World
 
 if TYPE_CHECKING:
     import numpy
@@ -27,11 +27,11 @@ class MeshQueries:
     """A mesh handle and the questions about it. DeviceMesh adds the methods that make and end
     meshes and that move data."""
 
-    def __init__(self, handle: int, world: Optional[World]) -> None:
+    def __init__(self, handle: int, world: MeshWorld) -> None:
         self._handle = handle
-        # The world that the program named. None is the default world.
         self._world = world
-        self._default_world: Optional[World] = None
+        # The World that `world` has made, where the program named none.
+        self._found_world: Optional[World] = None
         self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)
         self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_shape(handle, *out))))
         self._names: Tuple[str, ...] = tuple(library.dm_dim_name(handle, index).decode() for index in range(len(self._shape)))
@@ -68,13 +68,13 @@ class MeshQueries:
     @property
     def world(self) -> World:
         """The world it was made in. UnsupportedError where from_group was given none."""
-        if self._world is not None:
+        if isinstance(self._world, World):
             return self._world
-        if self._default_world is None:
+        if self._found_world is None:
             handle = ctypes.c_void_p()
             check(library.dm_get_world(self._handle, byref(handle)))
-            self._default_world = World._of(handle.value or 0, True)
-        return self._default_world
+            self._found_world = World._of(handle.value or 0, True if self._world is None else self._world._is_default)
+        return self._found_world
 
     @property
     def ranks(self) -> Tuple[int, ...]:

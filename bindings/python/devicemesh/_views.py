@@ -16,7 +16,7 @@ from ._queries import Dim, MeshQueries
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
 from .recovery import Recovery, recover_options, recovery_of, refused_recovery
-from .world import World
+from .world import MeshWorld, World
 
 __all__ = ["MeshViews", "world_end"]
 
@@ -30,21 +30,21 @@ class MeshViews(MeshQueries):
     _end: Callable[[], Any]
 
     @staticmethod
-    def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> Any:
+    def _adopted(handle: ctypes.c_void_p, world: MeshWorld) -> Any:
         """A mesh that owns a handle. DeviceMesh has this method."""
         raise NotImplementedError
 
     def _view(self: Mesh, function: Any, *arguments: Any) -> Mesh:
         """The mesh that function(arguments, mesh_out) makes from this one. Collective."""
-        handle = ctypes.c_void_p()
-        check(interrupt.call(self._end, function, *arguments, byref(handle)))
+        with new_handle() as handle:
+            check(interrupt.call(self._end, function, *arguments, byref(handle)))
         return cast(Mesh, self._adopted(handle, self._world))
 
     def _local_view(self: Mesh, function: Any, *arguments: Any) -> Mesh:
         """Does what _view does, for a function that waits for no other rank. So it need not wait for
         the outstanding work of other packages."""
-        handle = ctypes.c_void_p()
-        check(function(*arguments, byref(handle)))
+        with new_handle() as handle:
+            check(interrupt.local(function, *arguments, byref(handle)))
         return cast(Mesh, self._adopted(handle, self._world))
 
     @contextlib.contextmanager
@@ -130,7 +130,8 @@ class MeshViews(MeshQueries):
         on those that are lost. When the call fails because another rank died
         meanwhile, make it again on this mesh.
         """
-        # A wrong list does not say which ranks are meant to be left, so nobody is told of it.
+        # A wrong list does not say which ranks stay, so no rank is told that this call was
+        # refused.
         lost, handle = None if lost_ranks is None else ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
         with telling(library.dm_shrink, self._handle, None, lost, len(lost or ()), *refused()):
             dim = self._dim(mesh_dim)
@@ -181,8 +182,8 @@ class MeshViews(MeshQueries):
             if not isinstance(mesh, MeshViews):
                 raise TypeError(f"meshes has a {type(mesh).__name__}, not a DeviceMesh")
         handles = (ctypes.c_void_p * len(meshes))(*(mesh._handle for mesh in meshes))
-        handle = ctypes.c_void_p()
-        check(library.dm_concatenate(handles, len(meshes), byref(handle)))
+        with new_handle() as handle:
+            check(interrupt.local(library.dm_concatenate, handles, len(meshes), byref(handle)))
         return cast(Mesh, cls._adopted(handle, meshes[0]._world))
 
     def root(self: Mesh) -> Mesh:
@@ -209,6 +210,18 @@ class MeshViews(MeshQueries):
     _concatenate = concatenate
     _get_root_mesh = root
     _get_all_submeshes = submeshes
+
+
+@contextlib.contextmanager
+def new_handle() -> Iterator[ctypes.c_void_p]:
+    """A handle for a call to write. When the call has made a view and KeyboardInterrupt is raised
+    after it, the view is freed, because nobody gets it."""
+    handle = ctypes.c_void_p()
+    try:
+        yield handle
+    except BaseException:
+        library.dm_free(handle)
+        raise
 
 
 def refused() -> Tuple[Any, Any]:

@@ -18,7 +18,7 @@ __all__ = ["use_logging"]
 LEVELS = {
     declarations.LOG_ERROR: logging.ERROR, declarations.LOG_WARN: logging.WARNING, declarations.LOG_INFO: logging.INFO,
     declarations.LOG_DEBUG: logging.DEBUG}
-# The callbacks that the library may use.
+# The callbacks that the library may use. None is ever taken out, see use_logging.
 _used: List[Any] = []
 
 
@@ -42,7 +42,8 @@ def use_logging(level: Union[None, int, str] = None, *, logger: Optional[logging
             pass
 
     callback = declarations.Log(log) if wanted else declarations.Log()
-    # A thread of the library may still be inside an earlier callback, so all of them are kept.
+    # dm_set_log waits for the threads that are inside an earlier callback, but for 5 s at most. It
+    # does not wait where a logger calls use_logging. So all callbacks are kept.
     _used.append(callback)
     interrupt.expect_callbacks()
     check(library.dm_set_log(wanted, callback, None))

@@ -26,7 +26,7 @@ from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError, U
 from .group import Group
 from .options import DimOptionsLike
 from .work import after_all_of
-from .world import World
+from .world import UNKNOWN_WORLD, MeshWorld, World
 
 __all__ = ["Communicator", "DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
 
@@ -107,7 +107,7 @@ class DeviceMesh(MeshViews):
             world_end(world), library.dm_init, kind, lengths, len(lengths), names_array, byref(options), byref(handle)))
         self._adopt(handle, world)
 
-    def _adopt(self, handle: ctypes.c_void_p, world: Optional[World]) -> None:
+    def _adopt(self, handle: ctypes.c_void_p, world: MeshWorld) -> None:
         number = handle.value or 0
         super().__init__(number, world)
         self._end = partial(library.dm_abort, number)
@@ -119,7 +119,7 @@ class DeviceMesh(MeshViews):
             changed(self)
 
     @staticmethod
-    def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> "DeviceMesh":
+    def _adopted(handle: ctypes.c_void_p, world: MeshWorld) -> "DeviceMesh":
         made = DeviceMesh.__new__(DeviceMesh)
         made._adopt(handle, world)
         return made
@@ -190,17 +190,19 @@ class DeviceMesh(MeshViews):
             raise InvalidArgumentError("mesh is needed: the ranks of the groups, one dimension per group")
         if len(shape) != len(groups):
             raise InvalidArgumentError(f"mesh has {len(shape)} dimensions, but there are {len(groups)} groups")
-        if world is None:
+        known: MeshWorld = world
+        given = next((each._mesh for each in groups if isinstance(each, Communicator)), None)
+        if world is None and given is not None:
             # A mesh that from_group made without a world has none.
             with contextlib.suppress(UnsupportedError):
-                world = next((each._mesh.world for each in groups if isinstance(each, Communicator)), None)
+                world, known = given.world, given._world
         lengths, array = rank_counts("mesh", shape), labels(mesh_dim_names, len(shape))
         options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, None, None)
         options.flags = declarations.INIT_OWN_COMMS if flag("own", own) else 0
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
         handle = ctypes.c_void_p()
         check(library.dm_from_comms(as_text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
-        made = DeviceMesh._adopted(handle, world)
+        made = DeviceMesh._adopted(handle, known)
         made._adopted_groups = groups
         return made
 
@@ -241,7 +243,7 @@ class DeviceMesh(MeshViews):
         """The world ranks of the mesh that are known to be lost by now, for shrink(). Local; it
         asks the store and the communicators, for half a second at most. The mesh may have been
         aborted."""
-        return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_lost_ranks(self._handle, *out))))
+        return tuple(listed(ctypes.c_int32, lambda *out: interrupt.local(library.dm_lost_ranks, self._handle, *out)))
 
     def abort(self) -> None:
         """Ends the root mesh on this rank at once, and wakes every call that is blocked in any of
@@ -265,6 +267,9 @@ class DeviceMesh(MeshViews):
         """Frees the handle. Communicators and other views live on. The garbage collector does this
         when nothing refers to the mesh any more."""
         self._free()
+        if self._world is UNKNOWN_WORLD:
+            # This World has a handle, which would keep this process in the world.
+            self._found_world = None
 
     def register(self, name: str) -> None:
         """Keeps the view under a name for lookup() anywhere in this process, other languages
@@ -358,10 +363,7 @@ def lookup(name: str) -> DeviceMesh:
     """The view that was registered under that name, in any language of this process."""
     handle = ctypes.c_void_p()
     check(library.dm_lookup(as_text("name", name), byref(handle)))
-    world = ctypes.c_void_p()
-    # A mesh that from_group made without a world has none.
-    has_world = library.dm_get_world(handle, byref(world)) == 0
-    return DeviceMesh._adopted(handle, World._of(world.value or 0, None) if has_world else None)
+    return DeviceMesh._adopted(handle, UNKNOWN_WORLD)
 
 
 def unregister(name: str) -> None:

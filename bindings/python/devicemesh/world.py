@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from functools import partial
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple, Union
 
 from . import _declarations as declarations
 from . import _control as control
@@ -19,7 +19,7 @@ from .objects import ObjectCollectives
 from .stores import Callbacks, Store
 from .work import after_all_in
 
-__all__ = ["World", "abort_default_worlds", "finalize_default_worlds"]
+__all__ = ["MeshWorld", "UNKNOWN_WORLD", "World", "abort_default_worlds", "finalize_default_worlds"]
 
 
 class World(ObjectCollectives):
@@ -130,8 +130,8 @@ class World(ObjectCollectives):
         self._handle = handle
         self._free = weakref.finalize(self, library.dm_world_free, handle)
         self._end = partial(library.dm_world_abort, handle)
-        # Whether it is a default world. None: nobody knows, because it is the world of a mesh from
-        # lookup().
+        # Whether this is a default world. None: nobody knows, because a mesh from lookup() gave
+        # the world.
         self._is_default = is_default
         self._known: Optional[declarations.WorldInfo] = None
 
@@ -227,7 +227,7 @@ class World(ObjectCollectives):
         every step. The next ``recover`` lets them in where there is a place. Ranks may get different
         numbers for a moment, so they agree before they call it."""
         answer = ctypes.c_int32()
-        check(library.dm_waiting(self._handle, ctypes.byref(answer)))
+        check(interrupt.local(library.dm_waiting, self._handle, ctypes.byref(answer)))
         return answer.value
 
     @property
@@ -309,6 +309,18 @@ class World(ObjectCollectives):
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size})" if self._free.alive else "World(closed)"
+
+
+class UnknownWorld:
+    """Says that a mesh came from lookup(), which does not tell the mesh's world. Such a mesh holds
+    no handle of the world, because closing the mesh must not leave one behind."""
+
+    _is_default: Optional[bool] = None
+
+
+UNKNOWN_WORLD = UnknownWorld()
+# The world that a mesh knows: the one that the program named, or None for the default world.
+MeshWorld = Union[None, World, UnknownWorld]
 
 
 def finalize_default_worlds(timeout: Timeout = None) -> None:

@@ -2,6 +2,7 @@
 world are threads of it, and rank 0 is the main thread."""
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -13,7 +14,9 @@ import unittest
 from unittest import mock
 
 import devicemesh
-from devicemesh import AbortedError, Events, World, _interrupt, init_device_mesh, lookup, unregister
+from devicemesh import (AbortedError, DeviceMesh, Events, InvalidHandleError, NotFoundError, World, _interrupt, _library, init_device_mesh, lookup,
+                        unregister)
+from devicemesh.stores import Callbacks
 
 
 class MemoryStore:
@@ -125,6 +128,33 @@ class StoresInPython(unittest.TestCase):
         with self.assertRaises(KeyboardInterrupt):
             self.worlds[0].barrier()
 
+    def test_ctrl_c_in_the_store_of_a_local_call(self):
+        self.store.at_get = lambda: signal.raise_signal(signal.SIGINT)
+        with self.assertRaises(KeyboardInterrupt):
+            self.worlds[0].waiting
+        mesh = two_meshes(self.worlds)[0]
+        self.store.at_get = lambda: signal.raise_signal(signal.SIGINT)
+        with self.assertRaises(KeyboardInterrupt):
+            mesh.lost_ranks()
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+        self.assertEqual((self.worlds[0].waiting, mesh.lost_ranks()), (0, ()))
+
+    def test_a_closed_mesh_from_lookup_leaves_no_handle_of_its_world(self):
+        meshes = two_meshes(self.worlds)
+        meshes[0].register("train")
+        found = lookup("train")
+        unregister("train")
+        view, adopted = found.root(), DeviceMesh.from_group(found.get_group(), "cpu")
+        for mesh in (found, view, adopted):
+            self.assertEqual(mesh.world.rank, 0)
+        for each in (adopted, view, found, *meshes, *self.worlds):
+            each.close()
+        # A thread of the library drops the store.
+        until = time.monotonic() + 20
+        while any(each.store is self.store for each in Callbacks.alive.values()):
+            self.assertLess(time.monotonic(), until, "this process is still in the world")
+            time.sleep(0.001)
+
 
 class Interrupts(unittest.TestCase):
     def test_ctrl_c_in_a_logger(self):
@@ -141,6 +171,11 @@ class Interrupts(unittest.TestCase):
         try:
             with self.assertRaises(KeyboardInterrupt):
                 mesh.get_group().broadcast_bytes(b"", root=7)  # the library refuses the root, and logs that
+            with self.assertRaises(KeyboardInterrupt):
+                mesh["typo"]
+            logger.removeHandler(handler)
+            with self.assertRaises(NotFoundError):
+                mesh["typo"]
         finally:
             devicemesh.use_logging("OFF")
         self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
@@ -185,6 +220,46 @@ class Interrupts(unittest.TestCase):
 
         with self.assertRaises(KeyboardInterrupt):
             _interrupt.apart(work, end, lambda made: None)
+
+    def test_a_handler_that_raises_before_a_call_leaves_ctrl_c_alone(self):
+        class Alarm(Exception):
+            pass
+
+        set_handler = signal.signal
+
+        def interrupted(number, handler):
+            before = set_handler(number, handler)
+            if handler is _interrupt.note:
+                raise Alarm
+            return before
+
+        with mock.patch.object(_interrupt, "has_callbacks", True), mock.patch.object(signal, "signal", interrupted):
+            with self.assertRaises(Alarm):
+                _interrupt.local(lambda: 0)
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+
+    def test_a_view_that_ctrl_c_hides_is_freed(self):
+        mesh, made = init_device_mesh("cpu", (1,)), []
+
+        def root(out):
+            status = _library.library.dm_root(mesh._handle, out)
+            made.append(out._obj.value)
+            signal.raise_signal(signal.SIGINT)
+            return status
+
+        with mock.patch.object(_interrupt, "has_callbacks", True):
+            for view in (mesh._local_view, mesh._view):
+                with self.assertRaises(KeyboardInterrupt):
+                    view(root)
+                with self.assertRaises(InvalidHandleError):
+                    _library.check(_library.library.dm_is_member(made.pop(), ctypes.byref(ctypes.c_bool())))
+
+    def test_a_join_that_gets_no_thread_ends_nothing(self):
+        ended = []
+        with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+            with self.assertRaisesRegex(RuntimeError, "can't start"):
+                _interrupt.apart(lambda: None, lambda: ended.append("default worlds"), lambda made: None)
+        self.assertEqual(ended, [])
 
     def test_a_long_wait_for_an_event_lets_signals_through(self):
         class Alarm(Exception):
