@@ -200,8 +200,9 @@ for name in ("libdevicemesh.so", "devicemesh"):
 
 
 def test_a_build_in_another_folder_of_cargo(tmp_path):
-    """The package gets the files of this build, and not those of an earlier one in target/release. A
-    machine to compile for stands in a variable, or in a setting of cargo, which stays."""
+    """The package gets the files of this build, and not those of an earlier one in target/release.
+    The machine to compile for may stand in a variable, which the build removes, or in cargo's
+    configuration, which stays in force."""
     backend, cargo = tmp_path / "checkout/bindings/python/build_wheel.py", tmp_path / "bin/cargo"
     for file, text in ((backend, (PACKAGE / "build_wheel.py").read_text()), (cargo, FAKE_CARGO.format(python=sys.executable)),
                        (tmp_path / "checkout/target/release/libdevicemesh.so", "old")):

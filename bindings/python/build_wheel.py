@@ -40,7 +40,8 @@ def build() -> list[Path]:
     if built.returncode != 0:
         raise SystemExit(f"devicemesh: {' '.join(command)} in {ROOT} failed with exit code {built.returncode}; its own lines are above")
     messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-    # The names of the files of all crates; those of the last crates replace equal ones.
+    # Maps the name of each file that cargo has made to its path. Where two crates have a file of
+    # one name, the later one counts.
     places = {Path(file).name: Path(file) for message in messages if message.get("reason") == "compiler-artifact"
               for file in message["filenames"]}
     return [places[name] for name in NATIVE]
