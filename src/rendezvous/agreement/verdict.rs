@@ -281,7 +281,8 @@ impl Verdict {
             _ => return None,
         };
         let status = Status::from_code(*status)?;
-        let silent = status != Status::Ok && message.is_empty();
+        // An error drops the line breaks at its end, so a message of line breaks says nothing.
+        let silent = status != Status::Ok && message.trim_end_matches(['\n', '\r']).is_empty();
         let lost: Vec<i32> = ranks.iter().filter(|rank| **rank < 0).map(|rank| -1 - rank).collect();
         let ranks = ranks.iter().map(|rank| if *rank < 0 { -1 - rank } else { *rank }).collect();
         let (ccl, device, os, message) = (*ccl, *device, *os, message.to_owned());
