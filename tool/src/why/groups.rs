@@ -7,8 +7,8 @@ use recording::{ChannelState, EntryState, RecordedCall, RecordedChannel};
 use super::job::{Job, MOST_RANKS, Seen};
 use super::process::{AGREEMENTS, Process};
 
-/// The most members of all groups of a job together. Each group of a recording may say any size,
-/// and each member takes memory.
+/// The most members that are not seen, of all groups of a job together. Each group of a recording
+/// may say any size, and each member takes memory.
 const MOST_MEMBERS: usize = 1 << 22;
 
 /// A group of ranks that make calls together.
@@ -17,12 +17,15 @@ pub struct Group<'a> {
     pub name: &'a str,
     /// Whether it is an agreement scope.
     pub is_scope: bool,
-    /// The members, in the order of their ranks in the group.
+    /// The members, in the order of their ranks in the group. Where the limit on all members is
+    /// reached, some members that are not seen are missing.
     pub members: Vec<Member<'a>>,
 }
 
 /// A member of a group.
 pub struct Member<'a> {
+    /// The member's rank in the group.
+    pub in_group: u32,
     /// The place of the rank in the job. `None` where nobody knows which rank it is.
     pub rank: Option<usize>,
     /// The rank's part in the group, where it has a recording with the group.
@@ -97,6 +100,12 @@ impl<'a> Seat<'a> {
 }
 
 impl<'a> Group<'a> {
+    /// The member with that rank in the group.
+    pub fn member(&self, in_group: usize) -> Option<&Member<'a>> {
+        let at = self.members.binary_search_by_key(&in_group, |member| member.in_group as usize);
+        at.ok().map(|at| &self.members[at])
+    }
+
     /// The different calls of that number, each with one rank's part and the ranks that make it.
     /// The fewest ranks come first.
     pub fn calls(&self, number: u64) -> Vec<((Seat<'a>, &'a RecordedCall), Vec<usize>)> {
@@ -118,7 +127,8 @@ pub fn groups(job: &Job) -> Vec<Group<'_>> {
     groups_within(job, MOST_MEMBERS)
 }
 
-/// The groups. All of them together have at most `left` members that are not seen.
+/// The groups. All of them together have at most `left` members that are not seen, and one more for
+/// each group.
 fn groups_within(job: &Job, mut left: usize) -> Vec<Group<'_>> {
     let mut found: BTreeMap<(u8, u64), Vec<(usize, Seat)>> = BTreeMap::new();
     for (at, rank) in job.ranks.iter().enumerate() {
@@ -131,9 +141,10 @@ fn groups_within(job: &Job, mut left: usize) -> Vec<Group<'_>> {
     let mut groups = Vec::new();
     for seats in found.into_values().filter(is_open) {
         let size = seats.iter().map(|(_, seat)| seat.channel.size as usize).max().unwrap_or(0);
-        let size = size.min(MOST_RANKS).min(left.max(seats.len()));
-        left = left.saturating_sub(size);
-        groups.push(group(job, &seats, size));
+        let group = group(job, &seats, size.min(MOST_RANKS), left);
+        let unseen = group.members.iter().filter(|member| member.seat.is_none()).count();
+        left = left.saturating_sub(unseen);
+        groups.push(group);
     }
     groups.sort_by_key(|group| {
         let first = group.members.iter().filter_map(|member| member.rank).min();
@@ -142,7 +153,9 @@ fn groups_within(job: &Job, mut left: usize) -> Vec<Group<'_>> {
     groups
 }
 
-fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)], size: usize) -> Group<'a> {
+/// The group of these seats. It has all members that are seen, and at most `left` others of the
+/// `size`, but at least one, because the others must not look like all of the group.
+fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)], size: usize, left: usize) -> Group<'a> {
     let (_, any) = seats[0];
     let world = any.process.snapshot.world_of(any.channel).map(|world| world.key);
     let known = seats.iter().map(|(_, seat)| &seat.channel.members).find(|members| !members.is_empty());
@@ -163,16 +176,22 @@ fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)], size: usize) -> Group<'a> {
             taken.insert(seat.channel.rank, (*rank, *seat));
         }
     }
-    let member = |member: u32| match taken.get(&member) {
-        Some((rank, seat)) => Member { rank: Some(*rank), seat: Some(*seat) },
-        None => Member { rank: rank_of(member), seat: None },
+    let unseen = (0..size as u32).filter(|member| !taken.contains_key(member)).take(left.max(1));
+    let unseen = unseen.map(|in_group| Member { in_group, rank: rank_of(in_group), seat: None });
+    let seen = |(in_group, (rank, seat)): (&u32, &(usize, Seat<'a>))| Member {
+        in_group: *in_group,
+        rank: Some(*rank),
+        seat: Some(*seat),
     };
-    let members = (0..size as u32).map(member).collect();
+    let mut members: Vec<Member> = unseen.chain(taken.iter().map(seen)).collect();
+    members.sort_unstable_by_key(|member| member.in_group);
     Group { name: &any.channel.name, is_scope: any.channel.kind == AGREEMENTS, members }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::super::find::Found;
     use super::super::job::jobs;
     use super::super::judge_tests::a_rank_behind;
@@ -181,16 +200,31 @@ mod tests {
     /// A recording may claim any size for each of its 256 groups.
     #[test]
     fn all_groups_together_have_a_limit() {
-        let mut processes: Vec<Process> = a_rank_behind().iter().map(|rank| rank.process()).collect();
+        // Rank 0 is not seen, so ranks that are seen stand behind it in their groups.
+        let mut processes: Vec<Process> = a_rank_behind().iter().skip(1).map(|rank| rank.process()).collect();
         processes
             .iter_mut()
             .flat_map(|process| &mut process.snapshot.channels)
             .for_each(|channel| channel.size = 1 << 30);
         let jobs = jobs(Found { processes, ..Found::default() });
         let groups = groups_within(&jobs[0], 1000);
-        let sizes: Vec<usize> = groups.iter().map(|group| group.members.len()).collect();
-        // Each of the 7 groups has room for the ranks that are seen.
-        assert!(sizes.len() == 7 && sizes.iter().sum::<usize>() <= 1000 + 7 * 8, "{sizes:?}");
-        assert!(groups.iter().all(|group| group.members.iter().any(|member| member.seat.is_some())));
+        let unseen = |group: &Group| group.members.iter().filter(|member| member.seat.is_none()).count();
+        let unseen: Vec<usize> = groups.iter().map(unseen).collect();
+        assert!(unseen.len() == 7 && unseen.iter().sum::<usize>() < 1000 + 7, "{unseen:?}");
+        // The others must not look like all of the group.
+        assert!(unseen.iter().all(|unseen| *unseen > 0), "{unseen:?}");
+        // Every rank that is seen is there, also the last one of a group.
+        let seat = |channel: &RecordedChannel| (channel.kind, channel.key, channel.rank);
+        let seen = groups.iter().flat_map(|group| &group.members).filter_map(|member| member.seat);
+        let seen: BTreeSet<(u8, u64, u32)> = seen.map(|found| seat(found.channel)).collect();
+        let processes = jobs[0].ranks.iter().filter_map(|rank| rank.process());
+        let recorded = processes.flat_map(|process| &process.snapshot.channels).map(seat).collect();
+        assert_eq!(seen, recorded);
+        for group in &groups {
+            for seat in group.members.iter().filter_map(|member| member.seat) {
+                let member = group.member(seat.channel.rank as usize).and_then(|member| member.seat);
+                assert!(member.is_some_and(|member| std::ptr::eq(member.channel, seat.channel)));
+            }
+        }
     }
 }

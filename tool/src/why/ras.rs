@@ -153,7 +153,7 @@ impl Status {
             let mut names: Vec<String> = groups.iter().map(|group| group.name.to_owned()).collect();
             names.dedup();
             let number = |rank: usize| match groups.first() {
-                Some(group) => group.members.get(rank)?.rank.map(|at| verdict.job.ranks[at].number),
+                Some(group) => group.member(rank)?.rank.map(|at| verdict.job.ranks[at].number),
                 None => {
                     let of = |number: &&super::job::Rank| recorded_pid(number) == pids.get(&rank).copied();
                     verdict.job.ranks.iter().find(of).map(|rank| rank.number)
@@ -187,11 +187,11 @@ impl Status {
 
 /// Whether the members of a group are these processes in this order, as far as both are known.
 fn fits(group: &Group<'_>, pids: &BTreeMap<usize, i64>) -> bool {
-    let member = |(at, member): (usize, &super::groups::Member<'_>)| {
+    let member = |member: &super::groups::Member<'_>| {
         let own = i64::from(member.seat?.process.snapshot.process.pid);
-        pids.get(&at).filter(|pid| **pid > 0).map(|pid| *pid == own)
+        pids.get(&(member.in_group as usize)).filter(|pid| **pid > 0).map(|pid| *pid == own)
     };
-    let known: Vec<bool> = group.members.iter().enumerate().filter_map(member).collect();
+    let known: Vec<bool> = group.members.iter().filter_map(member).collect();
     !known.is_empty() && known.iter().all(|is_same| *is_same)
 }
 

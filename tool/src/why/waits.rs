@@ -75,7 +75,7 @@ pub fn edges(job: &Job, groups: &[Group<'_>], waits: &[Wait<'_>]) -> Vec<Edge> {
         let group = &groups[wait.group];
         let peer = usize::try_from(wait.call.call.peer).ok();
         let members: Vec<&Member> = match wait.call.call.operation.is_message() {
-            true => peer.and_then(|peer| group.members.get(peer)).into_iter().collect(),
+            true => peer.and_then(|peer| group.member(peer)).into_iter().collect(),
             false => group.members.iter().collect(),
         };
         for member in members {

@@ -36,7 +36,7 @@ pub fn content(seat: &Seat<'_>, call: &RecordedCall, group: &Group<'_>, verdict:
     if matches!(operation, Operation::Agreement | Operation::Barrier | Operation::StoreBytes | Operation::MakeComms) {
         return operation.name().to_owned();
     }
-    let member = usize::try_from(call.call.peer).ok().and_then(|peer| group.members.get(peer)?.rank);
+    let member = usize::try_from(call.call.peer).ok().and_then(|peer| group.member(peer)?.rank);
     let peer = member.map(|rank| format!("rank {}", verdict.job.ranks[rank].number));
     let peer = match (operation, peer) {
         (Operation::Send | Operation::Reduce | Operation::Gather, Some(peer)) => format!(" to {peer}"),
