@@ -137,33 +137,34 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub fn why(options: &Options) -> Result<u8, Failure> {
     let named = Named::new(&options.jobs);
     if let Some(folder) = &options.save {
-        return save(&chosen(&named, &Lines::none())?, folder);
+        return save(&chosen(&named, &Lines::none(), true)?, folder);
     }
     if options.metrics {
-        return metrics(&chosen(&named, &Lines::none())?);
+        return metrics(&chosen(&named, &Lines::none(), true)?);
     }
     let is_alone = options.timeout.is_some_and(|timeout| timeout.is_zero()) || named.are_paths();
     let launched = if is_alone { None } else { Launched::here(options.timeout)? };
     let Some(launched) = launched else {
         let patience = options.timeout.unwrap_or(PATIENCE);
         let lines = || if is_alone { Lines::none() } else { Lines::of_runs(&named.names, patience) };
-        return repeat(options, || look(options, &named, &lines()));
+        return repeat(options, |is_first| look(options, &named, &lines(), is_first));
     };
     if !launched.is_first() {
         return launched.answer().map(|()| 0);
     }
     let (_server, line) = launched.serve()?;
     let lines = Lines::one(line, launched.patience);
-    let done = repeat(options, || look(options, &named, &lines));
+    let done = repeat(options, |is_first| look(options, &named, &lines, is_first));
     lines.finish();
     done
 }
 
-/// Looks once, or again and again.
-fn repeat(options: &Options, look: impl Fn() -> Result<u8, Failure>) -> Result<u8, Failure> {
-    let Some(pause) = options.watch else { return look() };
+/// Looks once, or again and again. `look` gets whether this is the first time.
+fn repeat(options: &Options, look: impl Fn(bool) -> Result<u8, Failure>) -> Result<u8, Failure> {
+    let mut is_first = true;
     loop {
-        look()?;
+        let done = look(std::mem::take(&mut is_first))?;
+        let Some(pause) = options.watch else { return Ok(done) };
         sleep(pause);
         // A terminal shows the newest answer alone, and elsewhere an empty line divides the
         // answers.
@@ -174,8 +175,8 @@ fn repeat(options: &Options, look: impl Fn() -> Result<u8, Failure>) -> Result<u
 }
 
 /// Looks at the jobs once.
-fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failure> {
-    let jobs = chosen(named, lines)?;
+fn look(options: &Options, named: &Named<'_>, lines: &Lines, is_first: bool) -> Result<u8, Failure> {
+    let jobs = chosen(named, lines, is_first)?;
     let after = options.after.as_secs_f64();
     let stdout = io::stdout();
     let style = Style::new(options.color, &stdout);
@@ -210,7 +211,7 @@ fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failu
     }
     let text = match (options.json, texts.is_empty()) {
         (true, _) => serde_json::to_string(&report).map_err(|error| Failure::new(NOT_MADE, error.to_string()))? + "\n",
-        (false, true) if named.are_paths() => "the recordings that are named are of no job\n".to_owned(),
+        (false, true) if named.are_paths() => "the named recordings belong to no job\n".to_owned(),
         (false, true) => format!("no job of this user on {} has a recording\n", printable(&report.host)),
         (false, false) => texts.join("\n"),
     };
@@ -265,13 +266,16 @@ impl<'a> Named<'a> {
     }
 }
 
-/// The jobs that are meant, or all that run here and on the hosts to which the lines lead.
-fn chosen(named: &Named<'_>, lines: &Lines) -> Result<Vec<Job>, Failure> {
+/// The jobs that are meant, or all that run here and on the hosts to which the lines lead. Fails
+/// where files alone are named and none can be read. At a later look (`--watch`) this is only
+/// reported, because a file may be half written then.
+fn chosen(named: &Named<'_>, lines: &Lines, is_first: bool) -> Result<Vec<Job>, Failure> {
     let Named { paths, names } = named;
     let mut chosen = Vec::new();
     if !paths.is_empty() {
         let mut found = find::of_files(paths)?;
-        if found.processes.is_empty() && !found.unreadable.is_empty() {
+        let may_fail = is_first && named.are_paths();
+        if may_fail && found.processes.is_empty() && !found.unreadable.is_empty() {
             let first = found.unreadable.remove(0);
             found.unreadable.iter().for_each(|line| warn(line));
             return Err(Failure::new(NOT_MADE, format!("cannot read {first}")));
