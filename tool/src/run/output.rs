@@ -109,7 +109,9 @@ impl Output {
         };
         self.sinks = Sinks::start(&self.route).map_err(cannot)?;
         if let Some(logs) = &self.route.logs {
-            let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
+            let made = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
+            let (folder, remark) = made;
+            remark.into_iter().for_each(|remark| self.say(&format!("devicemesh run: {remark}")));
             let on_each_host = if is_agent && assignment.nodes > 1 { " on each host" } else { "" };
             self.say(&format!("devicemesh run: logs in {}{on_each_host}", folder.path().display()));
             self.folder = Some(folder);
@@ -184,7 +186,8 @@ impl Output {
         let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
         for ((pipe, log), is_error) in pipes.into_iter().zip(logs.0).zip([false, true]) {
             let Some(pipe) = pipe else { continue };
-            // As in `notice_failures`, SIGPIPE ends a rank that writes where nobody reads.
+            // The pipe is closed here, so SIGPIPE ends a rank that writes. `notice_failures` does
+            // the same.
             if self.sinks.of(is_error).is_some_and(Sink::has_no_reader) {
                 continue;
             }

@@ -7,7 +7,6 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::route::Rotation;
-use crate::stdio::say;
 
 /// The link to the folder of the newest run.
 const LATEST: &str = "latest";
@@ -32,8 +31,9 @@ pub struct Log {
 
 impl Folder {
     /// Makes the folder of the run of that name in `logs`. The folder may exist, because the nodes
-    /// of a job may share a file system.
-    pub fn make(logs: &Path, run: &str) -> Result<Folder, String> {
+    /// of a job may share a file system. Returns a remark for the user, too, where the link to the
+    /// newest run cannot be made.
+    pub fn make(logs: &Path, run: &str) -> Result<(Folder, Option<String>), String> {
         let folder = logs.join(run);
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         // A link cannot be replaced in one step, but another file can take its name. The link's
@@ -42,14 +42,12 @@ impl Folder {
         let latest = logs.join(LATEST);
         if fs::symlink_metadata(&latest).is_ok_and(|found| !found.is_symlink()) {
             let path = latest.display();
-            say(&format!(
-                "devicemesh run: {path} is no symbolic link, so it stays as it is and does not lead to this run"
-            ));
-            return Ok(Folder(folder));
+            let remark = format!("{path} is no symbolic link, so it stays as it is and does not lead to this run");
+            return Ok((Folder(folder), Some(remark)));
         }
         let fresh = folder.join(format!(".{LATEST}-{}", std::process::id()));
         let _ = symlink(run, &fresh).and_then(|()| fs::rename(&fresh, latest));
-        Ok(Folder(folder))
+        Ok((Folder(folder), None))
     }
 
     pub fn path(&self) -> &Path {
