@@ -222,9 +222,9 @@ impl Job<'_> {
         self.output.drain(Instant::now() + DRAIN);
         self.end_for_loss();
         // The other nodes read the cause in the store and then end their ranks, so this node serves
-        // the store until they have gone.
+        // the store until they have gone. A tool that gives up has served it for longer than that.
         self.phase = Phase::Killed;
-        self.deadline = Some(Instant::now() + self.options.ending.longest() + STAY);
+        self.deadline = (!self.gives_up).then(|| Instant::now() + self.options.ending.longest() + STAY);
         while self.nodes.as_ref().is_some_and(Nodes::serves)
             && !self.store_is_unused
             && self.deadline.is_some_and(|end| Instant::now() < end)

@@ -98,14 +98,16 @@ impl Job<'_> {
     fn kill(&mut self) -> Vec<u32> {
         let running = self.ranks.as_ref().map(Ranks::still_running).unwrap_or_default();
         self.signal(Signal::KILL);
-        self.phase = Phase::Killed;
-        (self.deadline, self.next_look) = (None, Some(Instant::now() + KILLED_END));
+        (self.phase, self.deadline) = (Phase::Killed, None);
+        if !self.unended_is_told {
+            self.next_look = Some(Instant::now() + KILLED_END);
+        }
         running
     }
 
     /// Says which ranks have not ended since SIGKILL. The kernel cannot end a process that waits
-    /// without an end for a driver or a file system, so the next signal ends the tool without such
-    /// ranks. A node that has lost its starter gets no signal, so it ends at once.
+    /// for a driver or a file system that never answers. So the next signal ends the tool without
+    /// such ranks. A node that has lost its starter gets no signal, so it ends at once.
     fn tell_unended(&mut self) {
         let unended = self.ranks.as_ref().map(Ranks::processes).unwrap_or_default();
         let Some((rank, pid)) = unended.first() else { return };

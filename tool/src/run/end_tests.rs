@@ -56,6 +56,13 @@ fn the_tool_ends_at_a_signal_without_a_rank_that_sigkill_does_not_end() {
     job.next_look = Some(Instant::now());
     job.obey_the_clock();
     assert!(job.unended_is_told && job.is_busy() && job.next_moment().is_none());
+    // Another node may order the same once more, and the user is told only once.
+    job.kill();
+    assert!(job.next_moment().is_none());
     job.handle_signal(Signal::INT.as_raw());
     assert!(!job.is_busy());
+    // A tool that has given up does not serve the store any longer, either.
+    job.ranks = None;
+    job.watch();
+    assert!(job.deadline.is_none());
 }
