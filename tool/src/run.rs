@@ -49,7 +49,7 @@ use self::job::{Job, Phase};
 pub use self::nodes::{
     Board, Card, Peer, Roster, ask, cards, end_questions, from_a_peer, left, listener, next_question, roster,
 };
-use self::nodes::{News, Nodes};
+use self::nodes::{News, Nodes, TELL};
 pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
@@ -65,6 +65,10 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// The pause before this node tells the store again that its ranks have ended, where the store has
 /// not answered.
 const AGAIN: Duration = Duration::from_secs(3);
+
+/// How long one question to the store may take when this node tells it again. In this time the main
+/// thread handles no signal.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs the job and gives its exit code.
 pub fn run(options: &Options) -> Result<u8, Failure> {
@@ -209,8 +213,8 @@ impl Job<'_> {
         while self.is_busy() || (self.nodes.is_some() && self.cause.is_none()) {
             let is_due = self.tell_again.map_or(!told, |moment| Instant::now() >= moment);
             if !self.is_busy() && is_due {
-                told = true;
-                let is_heard = self.nodes.as_ref().is_none_or(Nodes::finished);
+                let limit = if std::mem::replace(&mut told, true) { TELL_AGAIN } else { TELL };
+                let is_heard = self.nodes.as_ref().is_none_or(|nodes| nodes.finished(limit));
                 self.tell_again = (!is_heard).then(|| Instant::now() + AGAIN);
             }
             self.step();

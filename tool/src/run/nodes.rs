@@ -58,6 +58,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 pub use self::board::Board;
 pub use self::card::{Card, cards};
@@ -68,6 +69,7 @@ pub use self::questions::{Peer, ask, end_questions, left, next_question};
 pub use self::roster::{Roster, roster};
 pub use self::shared::News;
 use self::shared::Shared;
+pub use self::shared::TELL;
 use self::watch::watch;
 use super::cause::Cause;
 use super::rendezvous::Rendezvous;
@@ -124,10 +126,10 @@ impl Nodes {
         self.shared.end_at_once();
     }
 
-    /// Tells the other nodes that the ranks of this node have ended well. Returns whether the store
-    /// has heard it.
-    pub fn finished(&self) -> bool {
-        self.shared.finished()
+    /// Tells the other nodes that the ranks of this node have ended well. Each question to the
+    /// store takes `limit` at most. Returns whether the store has heard it.
+    pub fn finished(&self, limit: Duration) -> bool {
+        self.shared.finished(limit)
     }
 
     /// Tells the other nodes that a rank of this node has ended well.

@@ -150,11 +150,12 @@ impl Shared {
     /// cause in the store. Where this node is not one of the job's yet, the cause is kept for the
     /// moment at which it becomes one ([`Shared::admit`]).
     pub fn end(&self, cause: Cause) -> Cause {
-        self.try_end(&cause).unwrap_or(cause)
+        self.try_end(&cause, TELL).unwrap_or(cause)
     }
 
-    /// Does what [`end`](Shared::end) does. Returns `None` where the store does not answer.
-    fn try_end(&self, cause: &Cause) -> Option<Cause> {
+    /// Does what [`end`](Shared::end) does. Returns `None` where the store does not answer within
+    /// `limit`.
+    fn try_end(&self, cause: &Cause, limit: Duration) -> Option<Cause> {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(reached) = self.admitted() else {
             *early = Some(cause.clone());
@@ -162,7 +163,7 @@ impl Shared {
         };
         drop(early);
         let text = serde_json::to_vec(cause).ok()?;
-        reached.store.set_once(OVER, &text, &Wait::after(TELL)).ok().map(|text| read_cause(&text))
+        reached.store.set_once(OVER, &text, &Wait::after(limit)).ok().map(|text| read_cause(&text))
     }
 
     /// Makes this node one of the job's. Fails with the cause for which the job has ended before.
@@ -205,30 +206,30 @@ impl Shared {
         matches!(found, Some(Ok(Some(_))))
     }
 
-    /// Notes that the ranks of this node have ended well. Returns whether the store has answered.
-    /// Where it has not, the caller does this again: no other node may notice that all have
-    /// finished.
-    pub fn finished(&self) -> bool {
+    /// Notes that the ranks of this node have ended well. Each question to the store takes `limit`
+    /// at most. Returns whether the store has answered. Where it has not, the caller calls this
+    /// again, because perhaps no other node notices that all have finished.
+    pub fn finished(&self, limit: Duration) -> bool {
         let post = self.post.get().or(self.arrival.get());
         let (Some(reached), Some(post)) = (self.reached.get(), post) else { return true };
-        let told = reached.store.set(&keys::finished(*post), b"1", &Wait::after(TELL));
-        told.is_ok() && self.end_if_all_have_finished()
+        let told = reached.store.set(&keys::finished(*post), b"1", &Wait::after(limit));
+        told.is_ok() && self.end_if_all_have_finished(limit)
     }
 
     /// Ends the job with success when every node has finished. The last node to finish does this.
-    /// If that node exits too early, a node that notices its exit does. Returns whether the store
-    /// has answered.
-    pub fn end_if_all_have_finished(&self) -> bool {
+    /// If that node exits too early, a node that notices its exit does. Each question to the store
+    /// takes `limit` at most. Returns whether the store has answered.
+    pub fn end_if_all_have_finished(&self, limit: Duration) -> bool {
         let Some(Reached { store, .. }) = self.reached.get() else { return true };
         let keys: Vec<String> = (1..=self.nodes).map(keys::finished).collect();
-        let Ok(finished) = store.present(&keys, &Wait::after(TELL)) else { return false };
+        let Ok(finished) = store.present(&keys, &Wait::after(limit)) else { return false };
         let mut is_over = finished.iter().all(|finished| *finished);
         // A node that is lost and does not come back does not keep the others.
         if !is_over && self.heals && finished.contains(&true) {
-            let Ok((posts, _)) = posts(store, self.nodes, TELL) else { return false };
+            let Ok((posts, _)) = posts(store, self.nodes, limit) else { return false };
             is_over = posts.iter().all(|post: &Post| post.is_finished || post.is_gone);
         }
-        !is_over || self.try_end(&Cause::Done).is_some()
+        !is_over || self.try_end(&Cause::Done, limit).is_some()
     }
 
     /// The cause for a store that does not answer any more.
@@ -256,20 +257,29 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
+    use std::time::Instant;
 
     use devicemesh::rendezvous::store::TcpStore;
 
     use super::*;
 
+    /// A node of two whose store is at this port. It serves the store where it has the server.
+    fn node(port: u16, server: Option<Server>) -> Shared {
+        let store = Board::new(TcpStore::connect("127.0.0.1", port, &Wait::after(TELL)).unwrap(), None);
+        let place = Place { at: String::new(), remark: String::new() };
+        let node = Shared::new(2, false, channel().0).unwrap();
+        let _ = node.reached.set(Reached { store, place, server, begins: true });
+        node
+    }
+
     #[test]
     fn a_node_that_is_not_one_of_the_jobs_does_not_end_the_job() {
         let server = Server::at("127.0.0.1", 0, None).unwrap();
-        let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &Wait::after(TELL)).unwrap();
-        let place = Place { at: String::new(), remark: String::new() };
-        let shared = Shared::new(2, false, channel().0).unwrap();
-        let store = Board::new(store, None);
-        let _ = shared.reached.set(Reached { store, place, server: Some(server), begins: true });
+        let shared = node(server.local_addr().port(), Some(server));
         let in_store =
             || [OVER, AT_ONCE].map(|key| shared.reached.get().unwrap().store.try_get(key, &Wait::after(TELL)));
         assert!(matches!(shared.end(Cause::Ordered), Cause::Ordered));
@@ -285,21 +295,48 @@ mod tests {
     fn a_node_knows_whether_the_store_has_heard_that_it_has_finished() {
         let mut server = Some(Server::at("127.0.0.1", 0, None).unwrap());
         let port = server.as_ref().unwrap().local_addr().port();
-        let shared = |server: Option<Server>| {
-            let store = Board::new(TcpStore::connect("127.0.0.1", port, &Wait::after(TELL)).unwrap(), None);
-            let place = Place { at: String::new(), remark: String::new() };
-            let shared = Shared::new(2, false, channel().0).unwrap();
-            let _ = shared.reached.set(Reached { store, place, server, begins: true });
-            shared
-        };
         let over = |shared: &Shared| shared.reached.get().unwrap().store.try_get(OVER, &Wait::after(TELL));
-        let (one, two) = (shared(None), shared(None));
+        let (one, two) = (node(port, None), node(port, None));
         assert!(one.admit(1).is_ok() && two.admit(2).is_ok());
-        assert!(one.finished());
+        assert!(one.finished(TELL));
         assert_eq!(over(&one), Ok(None));
-        assert!(two.finished() && two.finished(), "it may be told twice");
+        assert!(two.finished(TELL) && two.finished(TELL), "it may be told twice");
         assert_eq!(over(&one), Ok(Some(b"\"done\"".to_vec())));
         drop(server.take());
-        assert!(!one.finished());
+        assert!(!one.finished(TELL));
+    }
+
+    /// While the main thread waits, it handles no signal.
+    #[test]
+    fn a_store_that_is_silent_keeps_the_caller_no_longer_than_asked() {
+        let server = Server::at("127.0.0.1", 0, None).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let is_silent = AtomicBool::new(false);
+        // This passes on everything, and only the answers once the store is to be silent.
+        let pass_on = || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut to_server = TcpStream::connect(server.local_addr()).unwrap();
+            let (mut from_server, mut to_client) = (to_server.try_clone().unwrap(), client.try_clone().unwrap());
+            let answers = std::thread::spawn(move || io::copy(&mut from_server, &mut to_client));
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = client.read(&mut buffer) {
+                if !is_silent.load(Ordering::SeqCst) {
+                    to_server.write_all(&buffer[..count]).unwrap();
+                }
+            }
+            to_server.shutdown(Shutdown::Both).unwrap();
+            let _ = answers.join();
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(pass_on);
+            // The connection ends with this value, and then the thread ends.
+            let node = node(port, None);
+            assert!(node.admit(1).is_ok() && node.finished(TELL));
+            is_silent.store(true, Ordering::SeqCst);
+            let began = Instant::now();
+            assert!(!node.finished(Duration::from_millis(50)));
+            assert!(began.elapsed() < TELL / 2, "{:?}", began.elapsed());
+        });
     }
 }

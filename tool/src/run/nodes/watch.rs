@@ -80,12 +80,12 @@ fn tool_has_gone(shared: &Shared, store: &Board, word: LastWord) {
     let Some(post) = post_of(shared, store, word.arrival) else { return };
     match store.try_get(&keys::finished(post), &Wait::after(TELL)) {
         Ok(Some(_)) => {
-            shared.end_if_all_have_finished();
+            shared.end_if_all_have_finished(TELL);
         }
         Ok(None) if shared.heals => {
             let lost = gone(store, shared.nodes, LastWord { arrival: post, ..word }, TELL);
             shared.tell(News::Missed { node: lost.lost_node(), arrival: word.arrival, text: lost.to_string() });
-            shared.end_if_all_have_finished();
+            shared.end_if_all_have_finished(TELL);
         }
         Ok(None) => {
             shared.end(gone(store, shared.nodes, word, TELL));
