@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use devicemesh::error::Status;
 use devicemesh::rendezvous::{JoinOptions, World};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -518,6 +519,36 @@ fn no_rank_starts_while_the_job_is_stopped() {
 }
 
 #[test]
+fn no_rank_starts_after_a_stop_while_the_attempt_before_ends() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stopped-in-the-end");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    // Rank 0 fails, and rank 1 ends by itself when the test lets it.
+    let script = "case $RANK$TORCHELASTIC_RESTART_COUNT in \
+        00) exit 3;; \
+        10) until test -e released; do sleep 0.01; done;; \
+        01) echo again;; esac";
+    let options = ["-n", "2", "--max-restarts", "1", "--failure-grace", "60", "--", "/bin/sh", "-c", script];
+    let mut child = tool(&options).current_dir(&folder).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    assert!(stderr.read_line(&mut line).unwrap() > 0 && line.contains("then all ranks start again"), "{line}");
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::TSTP).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while state(child.id()) != Some('T') && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::fs::write(folder.join("released"), "").unwrap();
+    let out = child.stdout.take().unwrap();
+    let moment = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+    assert_eq!(poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&moment)), Ok(0), "the rank has started");
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(std::io::read_to_string(out).unwrap(), "again\n");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
 fn a_rank_that_starts_again_after_the_reader_has_gone_ends_by_sigpipe() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reader-gone");
     let _ = std::fs::remove_dir_all(&folder);
@@ -562,6 +593,14 @@ fn the_tools_own_messages_keep_no_deadline() {
     assert_eq!(code, Some(124));
 }
 
+/// Whether a process catches a signal.
+fn catches(pid: u32, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    caught & (1 << (signal.as_raw() - 1)) != 0
+}
+
 /// The hostfile is a pipe, so the preparations last until the test has written it.
 #[test]
 fn a_signal_during_the_preparations_ends_nothing() {
@@ -569,11 +608,30 @@ fn a_signal_during_the_preparations_ends_nothing() {
     let made = Command::new("mkfifo").arg(&hostfile).status().unwrap();
     assert!(made.success());
     let mut command = tool(&["--hostfile", hostfile.to_str().unwrap(), "-n", "1", "--", "true"]);
-    let child = command.spawn().unwrap();
-    // This returns when the tool reads the file.
-    let writer = std::fs::File::options().write(true).open(&hostfile).unwrap();
-    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
-    // The front passes the signal on within this time, and the test passes however long it takes.
+    let mut child = command.spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    // This signal comes when the front alone catches it.
+    let pid = Pid::from_child(&child);
+    while !catches(child.id(), Signal::USR1) && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    kill_process(pid, Signal::USR1).unwrap();
+    let writer = loop {
+        // This succeeds when the tool reads the file.
+        match rustix::fs::open(&hostfile, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()) {
+            Ok(writer) => break writer,
+            Err(Errno::NXIO) if Instant::now() < until && child.try_wait().unwrap().is_none() => {
+                std::thread::sleep(Duration::from_millis(10))
+            }
+            Err(error) => {
+                let _ = child.kill();
+                panic!("nobody reads the hostfile: {error}, {:?}", child.wait_with_output());
+            }
+        }
+    };
+    kill_process(pid, Signal::USR1).unwrap();
+    // The front mostly passes the signal on within this time. Where it takes longer, the test
+    // passes and shows nothing.
     std::thread::sleep(Duration::from_millis(100));
     drop(writer);
     let output = child.wait_with_output().unwrap();

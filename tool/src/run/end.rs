@@ -237,12 +237,15 @@ impl Job<'_> {
     }
 
     /// Stops the ranks and then this process, as a shell's job that gets Ctrl-Z. The ranks lead
-    /// process groups of their own, so the terminal does not stop them.
+    /// process groups of their own, so the terminal does not stop them. Ranks that are to end are
+    /// not stopped, but no rank starts again before the job is continued.
     fn stop(&mut self) {
-        if self.cause.is_none() && self.stopped.is_none() {
-            self.signal(Signal::STOP);
+        if self.stopped.is_none() {
             self.stopped = Some(Instant::now());
-            if self.control.is_none() {
+            if self.cause.is_none() {
+                self.signal(Signal::STOP);
+            }
+            if self.cause.is_none() && self.control.is_none() {
                 let (ranks, here) = (count(self.running(), "rank"), self.here());
                 self.say_after_key(&format!("stopped {ranks}{here}; SIGCONT (fg or bg in the shell) continues"));
             }

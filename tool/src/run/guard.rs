@@ -41,7 +41,7 @@ use super::cause::How;
 use super::orphans;
 use super::output::copy_terminal;
 use super::ranks::Stops;
-use super::signals::Signals;
+use super::signals::{Signals, is_ready_for};
 use crate::failure::{Failure, advice_on_limits};
 use crate::proc::words;
 
@@ -50,6 +50,8 @@ const KEEPER: &str = "dm-ranks";
 /// The signal that the kernel sends to the keeper when the front has ended. Nobody else sends it to
 /// a process, except init.
 const FRONT_ENDED: Signal = Signal::POWER;
+/// The pause before the front looks again whether the keeper is ready for a signal.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// How long the end of all processes of the job may take.
 const END: Duration = Duration::from_secs(10);
 
@@ -179,12 +181,16 @@ pub fn stand_guard(work: Work) -> Result<Part, Failure> {
     }
 }
 
-/// Passes signals on to the keeper until it has ended. Says, once, that somebody has stopped the
-/// keeper, because the keeper does nothing then. Ctrl-Z stops the ranks and the front, and never
-/// the keeper. An agent says nothing: its starter names the hosts that do not obey.
+/// Passes signals on to the keeper until it has ended. A signal that does not end the job waits
+/// until the keeper catches it, because it would end or stop a keeper that has only just started.
+/// Says, once, that somebody has stopped the keeper, because the keeper does nothing then. Ctrl-Z
+/// stops the ranks and the front, and never the keeper. An agent says nothing: its starter names
+/// the hosts that do not obey.
 fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
     let pid = Pid::from_child(keeper);
     let mut stop_is_told = matches!(work, Work::Ranks { is_agent: true, .. });
+    // The signals that the keeper has not got yet.
+    let mut held: Vec<Signal> = Vec::new();
     let status = loop {
         if let Ok(Some(status)) = keeper.try_wait() {
             break status;
@@ -200,12 +206,26 @@ fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
             );
         }
         // A signal may interrupt poll. Then the next one returns at once.
-        let _ = poll(&mut [PollFd::new(&*signals, PollFlags::IN)], None);
-        for signal in signals.take().into_iter().filter_map(Signal::from_named_raw) {
-            if signal != Signal::CHILD {
+        let pause = Some(&LOOK).filter(|_| !held.is_empty());
+        let _ = poll(&mut [PollFd::new(&*signals, PollFlags::IN)], pause);
+        let new = signals.take().into_iter().filter_map(Signal::from_named_raw);
+        for signal in new.filter(|signal| *signal != Signal::CHILD) {
+            // As in the kernel, SIGCONT ends a wish to stop that was not heard yet. It is never
+            // held, because it is for a keeper that is stopped, too.
+            if signal == Signal::CONT {
+                held.retain(|held| *held != Signal::TSTP);
                 let _ = kill_process(pid, signal);
+            } else if !held.contains(&signal) {
+                held.push(signal);
             }
         }
+        held.retain(|signal| {
+            let is_ready = is_ready_for(pid, *signal);
+            if is_ready {
+                let _ = kill_process(pid, *signal);
+            }
+            !is_ready
+        });
     };
     work.end_all();
     Ended { pid: pid.as_raw_nonzero().get(), how: status.into() }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
 use signal_hook::iterator::backend::SignalDelivery;
@@ -15,11 +15,11 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use crate::failure::{Failure, advice_on_limits};
 
-/// The signals that do not end a job. The keeper catches them before anything else, because the
-/// front passes them on from its beginning, and the preparations may take seconds.
+/// The signals that do not end a job. The keeper catches these signals first, because the front
+/// keeps them until then, and the preparations may take seconds.
 const EARLY: [i32; 4] = [SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2];
-/// The other signals. During the preparations they end this process, as they end any program, so
-/// that a hostfile or a driver that does not answer keeps nobody.
+/// The other signals. During the preparations these signals end this process, as they end any
+/// program. So the user can end a tool whose hostfile or driver does not answer.
 const REST: [i32; 5] = [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 
 /// Signals that come within this time of the first one are the same wish: timeout(1) signals the
@@ -127,7 +127,19 @@ fn is_in(mask: u64, signal: i32) -> bool {
 /// The signals that this process ignores, signal n at bit n - 1, from `/proc`. None where that
 /// cannot be read.
 fn ignored() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    mask("self", "SigIgn:").unwrap_or(0)
+}
+
+/// Whether the front may pass this signal on to the keeper: the keeper catches the signal, or the
+/// signal may end the keeper. The answer is yes, too, where `/proc` cannot be read.
+pub fn is_ready_for(keeper: Pid, signal: Signal) -> bool {
+    let caught = || mask(&keeper.as_raw_nonzero().to_string(), "SigCgt:");
+    !EARLY.contains(&signal.as_raw()) || caught().is_none_or(|caught| is_in(caught, signal.as_raw()))
+}
+
+/// A set of signals of a process, as its status in `/proc` has it.
+fn mask(pid: &str, name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix(name))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
