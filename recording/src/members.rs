@@ -1,4 +1,4 @@
-//! The members of a group, as the reader of a recording has them.
+//! This file has the type that gives a group's members to the reader of a recording.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -14,7 +14,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// The members in that part of the table. None where the part does not lie inside the table.
+    /// Returns the members in that part of the table. The result is empty where the part does not
+    /// lie inside the table.
     pub(crate) fn new(table: &Arc<[u32]>, part: Range<usize>) -> Members {
         let part = if table.get(part.clone()).is_some() { part } else { 0..0 };
         Members { table: Arc::clone(table), part }

@@ -18,8 +18,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a time that may not be 0: a job that ends at once, or a look without a pause, is nobody's
-/// wish.
+/// Reads a time that must not be 0, because nobody wants a job that ends at once or a look without
+/// a pause.
 pub fn limit(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("0 is too short: give a longer time, or leave the option out".to_owned()),

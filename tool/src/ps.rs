@@ -28,7 +28,8 @@ Columns:
   ranks    the ranks that run on this host, and the number of ranks of the job
   elapsed  the time since the start here, as [[days-]hours:]minutes:seconds
   state    running, stopped (Ctrl-Z), ending (some ranks here have ended), \
-           waiting (no rank runs here: for other nodes, for a restart or for the reader of the output), \
+           waiting (no rank runs here; the tool waits for other nodes, for a restart \
+           or for the reader of its output), \
            or left over (the tool has ended)
   memory   the memory of the ranks here and of the processes that they started; \
            shared memory counts once

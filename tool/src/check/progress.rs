@@ -73,7 +73,8 @@ impl Progress {
 }
 
 /// Removes the line when a signal ends the check, so that whoever writes next has a line of their
-/// own. Without a thread or a pipe for this, the line stays: the check does not depend on it.
+/// own. Where no thread or no pipe can be had for this, the line stays, because the check does not
+/// depend on it.
 fn clear_before_a_signal_ends() {
     let _ = std::thread::Builder::new().name("dm-check-signals".to_owned()).spawn(|| {
         // The signals are caught here, because they would be lost if there were no thread.

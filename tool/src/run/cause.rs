@@ -62,8 +62,8 @@ impl How {
     }
 }
 
-/// The exit code that a shell would give for the end by that signal. Another node may have sent the
-/// number, so it is 1 where there is no such signal.
+/// Returns the exit code that a shell would give for a process that this signal has ended. Another
+/// node may have sent a number that is no signal; the code is then 1.
 fn code_of_signal(signal: i32) -> u8 {
     u8::try_from(signal).ok().filter(|signal| (1..=64).contains(signal)).map_or(1, |signal| 128 + signal)
 }

@@ -57,8 +57,9 @@ pub struct Job<'a> {
     pub restarts: Restarts,
     /// The name of this node in a cause that it reports. `None` in a job of one node.
     pub reporter: Option<String>,
-    /// When `--timeout` passes. It is for all attempts together, so only the time in which the
-    /// ranks are stopped moves it. It also ends the wait for a slow reader of the output.
+    /// When `--timeout` passes. This moment holds for all attempts together. It moves only by the
+    /// time in which the ranks are stopped. At this moment the wait for a slow reader of the output
+    /// ends, too.
     pub timeout: Option<Instant>,
     /// When this node no longer serves the store for the other nodes, once its ranks have ended.
     pub deadline: Option<Instant>,

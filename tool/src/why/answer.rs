@@ -175,7 +175,8 @@ fn framed_found(
     header.unreadable = found.unreadable.iter().take(MOST_STACKS).cloned().collect();
     let started = found.started.iter().filter(|started| is_of_job(started.pid, Some(&started.place)));
     header.started = started.map(|started| (started.pid, Seat::of(&started.place))).take(MOST_PROCESSES).collect();
-    // A file of another host's process, in a folder that the hosts share, is that host's to send.
+    // Each host sends the recordings of its own processes, also those in a folder that the hosts
+    // share.
     let is_meant =
         |process: &&Process| process.origin == Origin::Here && is_of_job(process.pid, process.place.as_ref());
     let mut processes: Vec<&Process> = found.processes.iter().filter(is_meant).collect();

@@ -145,7 +145,8 @@ fn jobs_within(found: Found, mut left: usize) -> Vec<Job> {
         same.into_iter().for_each(|other| part.absorb(other));
         parts.push(part);
     }
-    // Jobs whose processes were found come before those that one recording only claims.
+    // Jobs with many processes come first, so that a job that only one recording claims does not
+    // take their room.
     parts.sort_by_key(|part| Reverse(part.processes.len()));
     let job = |part: Part| {
         let most = left.max(part.processes.len());

@@ -159,9 +159,9 @@ impl Lines {
     }
 }
 
-/// Whether the tool's job must be asked for this name or process number. A number must be the
-/// tool's, an ancestor's or a descendant's. For a name the answer is always yes, because only the
-/// recordings tell the names of jobs.
+/// Whether the tool may have the job that this name or process number means. A number means it
+/// where the number is the tool's, an ancestor's or a descendant's. A name always may, because only
+/// the recordings tell the names of jobs.
 fn is_meant(tool: u32, card: &Card, name: &str) -> bool {
     let Ok(pid) = name.parse::<u32>() else { return true };
     card.name == name || descends(tool, pid) || descends(pid, tool)

@@ -30,7 +30,8 @@ const LEAVES: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The most jobs of a service, and the most nodes that come to one job. Without DM_STORE_SECRET
-/// anybody may write numbers into the store, and this node makes lists of such lengths.
+/// anybody may write any number into the store. This node counts jobs from the first number, and
+/// makes a list as long as the second one.
 const MOST_JOBS: u64 = 1 << 48;
 const MOST_ARRIVALS: u32 = 1 << 16;
 

@@ -26,7 +26,7 @@ pub struct Sinks {
     /// one file, so that their lines do not mix.
     err: Option<Sink>,
     /// Writes the tool's own messages to standard error. It is `err` where there is one. A terminal
-    /// that is stopped (Ctrl-S) keeps the thread of this sink, and not the tool.
+    /// that is stopped (Ctrl-S) blocks only the thread of this sink.
     own: Option<Sink>,
 }
 
@@ -85,7 +85,8 @@ impl Sinks {
     }
 
     /// Writes a mark for the starter of the job to standard error, after what the ranks have
-    /// written there. A starter that reads no more keeps the mark, and not this process.
+    /// written there. Where the starter reads no more, the mark waits in the queue, and this
+    /// process goes on.
     pub fn mark(&self, mark: &str) {
         match &self.own {
             Some(sink) => sink.push_mark(mark.as_bytes().to_vec()),
