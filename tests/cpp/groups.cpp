@@ -14,7 +14,8 @@
 // The number of times that this thread still gets memory. Negative: always.
 static thread_local long allowed = -1;
 
-void *operator new(std::size_t size)
+// Where gcc puts only one of these functions into a caller, it warns that the other does not match.
+[[gnu::noinline]] void *operator new(std::size_t size)
 {
   if (allowed > 0) --allowed;
   else if (allowed == 0) throw std::bad_alloc();
@@ -22,8 +23,8 @@ void *operator new(std::size_t size)
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void *memory) noexcept { std::free(memory); }
-void operator delete(void *memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void *memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void *memory, std::size_t) noexcept { std::free(memory); }
 
 // An inner group tells the outer one of a refusal also while an exception leaves it.
 static_assert(std::is_nothrow_copy_constructible_v<dm::Error> && std::is_nothrow_copy_assignable_v<dm::Error>);
