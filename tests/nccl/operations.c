@@ -50,7 +50,7 @@ static void unknown(void)
   note("unknown");
   FAILS(DM_STATUS_CCL, "datatype 42", dm_all_reduce(mesh, NULL, buffer, buffer, 1, 42, DM_SUM, NULL));
   FAILS(DM_STATUS_CCL, "datatype 255", dm_all_gather(mesh, NULL, buffer, buffer, 1, 255, NULL));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "op 77 is none of", dm_all_reduce(mesh, NULL, buffer, apart, 1, DM_FLOAT32, 77, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "op 77 is not in", dm_all_reduce(mesh, NULL, buffer, apart, 1, DM_FLOAT32, 77, NULL));
   FAILS(DM_STATUS_UNSUPPORTED, "ncclAlltoAll", dm_all_to_all(mesh, NULL, buffer, apart, 1, 42, NULL));
   note("refused here");
   FAILS(DM_STATUS_INVALID_ARGUMENT, "dtype is 256", dm_all_reduce(mesh, NULL, buffer, apart, 1, 256, DM_SUM, NULL));

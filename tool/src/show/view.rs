@@ -219,7 +219,7 @@ impl View {
     pub fn plan_text(&self) -> Option<String> {
         let plan = self.plan.as_ref()?;
         let (cost, usual) = (plan.cost(), plan.identity_cost);
-        Some(format!("planned for these hosts: cost {cost}; ranks in their usual order would cost {usual}"))
+        Some(format!("planned for these hosts: cost {cost}; the usual order of ranks costs {usual}"))
     }
 }
 
