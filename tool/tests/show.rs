@@ -111,10 +111,7 @@ fn ranks_are_where_they_are_put() {
     let dealt = shown("2,4 dp,tp --hosts 2x4 --cyclic");
     assert!(dealt.contains("tp            4       1       2        2 of 2  {0, 1, 2, 3}"), "{dealt}");
     let planned = shown("2,4 dp,tp --hosts 2x4 --cyclic --plan");
-    assert!(
-        planned.contains("planned for these hosts: cost 64; the usual order of ranks costs 256"),
-        "{planned}"
-    );
+    assert!(planned.contains("planned for these hosts: cost 64; the usual order of ranks costs 256"), "{planned}");
     assert!(planned.contains("tp            4       1       2            no  {0, 2, 4, 6} {1, 3, 5, 7}"), "{planned}");
 }
 
