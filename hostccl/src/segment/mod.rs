@@ -88,19 +88,19 @@ fn differ(header: &Header, (nranks, rank): (u32, u32), agreed: u32) -> Error {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    let to_blame = match came.len().cmp(&differ.len()) {
+    let blame = Blame::of(match came.len().cmp(&differ.len()) {
         Ordering::Less => came.clone(),
         Ordering::Equal => [came.clone(), differ].concat(),
         Ordering::Greater => differ,
-    };
+    });
     let message = format!(
         "rank {rank} (pid {}) passed nranks {nranks}, but {} passed {agreed}",
         std::process::id(),
         labels::list(came.iter().map(|rank| *rank as i32))
     );
-    header.fail(ncclInvalidUsage, &Blame::of(to_blame), &message, "");
+    header.fail(ncclInvalidUsage, &blame, &message, "");
     // There is no error to read while another rank is writing down its own failure.
-    header.failure.error().unwrap_or_else(|| Error::usage(message))
+    header.failure.error().unwrap_or_else(|| Error::usage(message).by(blame))
 }
 
 /// A segment that is mapped whole.

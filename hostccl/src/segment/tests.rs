@@ -80,7 +80,7 @@ fn a_rank_with_another_number_is_refused_at_once_while_another_failure_is_being_
         let size = file_size(&fd);
         assert!(first.header().failure.begin(), "another rank has begun to write down its failure");
         let error = Segment::map(&fd, came, 1, &Labels::default()).unwrap_err();
-        assert_eq!(error.code(), ncclInvalidUsage);
+        assert_eq!((error.code(), &*error.blame().ranks), (ncclInvalidUsage, &[0, 1][..]));
         assert!(error.message().contains(&format!("passed nranks {came}, but rank 0 passed 4")), "{}", error.message());
         assert_eq!(file_size(&fd), size, "the segment keeps the size that rank 0 has mapped");
     }
