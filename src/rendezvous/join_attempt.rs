@@ -214,56 +214,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::error::Error;
-    use crate::rendezvous::store::MemoryStore;
+    use crate::rendezvous::store::{Hooked, MemoryStore};
     use std::sync::atomic::AtomicBool;
-
-    /// A store that answers no question while `is_ill` holds.
-    struct Unwell {
-        store: MemoryStore,
-        is_ill: AtomicBool,
-    }
-
-    impl Store for Unwell {
-        fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-            self.store.set(key, value, wait)
-        }
-
-        fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-            self.store.get_any(keys, wait)
-        }
-
-        fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
-            match self.is_ill.load(Ordering::SeqCst) {
-                true => Err(Error::store("the store is ill")),
-                false => self.store.try_get(key, wait),
-            }
-        }
-
-        fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
-            self.store.add(key, amount, wait)
-        }
-
-        fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-            self.store.set_once(key, value, wait)
-        }
-
-        fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-            self.store.present(keys, wait)
-        }
-
-        fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
-            self.store.delete(key, wait)
-        }
-
-        fn name(&self) -> &str {
-            "a store that answers no question at times"
-        }
-    }
 
     #[test]
     fn a_clean_up_that_fails_is_made_up_for_by_the_next_one() {
         let wait = Wait::after(Duration::from_secs(20));
-        let store = Unwell { store: MemoryStore::new(), is_ill: AtomicBool::new(true) };
+        let is_ill = AtomicBool::new(true);
+        let before = |operation: &str, _: usize, _: &Wait| match operation == "get" && is_ill.load(Ordering::SeqCst) {
+            true => Err(Error::store("the store is ill")),
+            false => Ok(()),
+        };
+        let store = Hooked { store: MemoryStore::new(), before };
         for world in ["devicemesh/0/0/a", "devicemesh/0/1/b"] {
             let keys = vec![format!("{world}/world/0/here/1")];
             store.set(&keys[0], b"dm_init()", &wait).unwrap();
@@ -276,7 +238,7 @@ mod tests {
         }
         assert!(clean_up(&store, 1, &wait).is_err());
         assert_eq!(store.store.keys().len(), 8, "{:?}", store.store.keys());
-        store.is_ill.store(false, Ordering::SeqCst);
+        is_ill.store(false, Ordering::SeqCst);
         clean_up(&store, 1, &wait).unwrap();
         assert_eq!(store.store.keys(), [""; 0]);
     }

@@ -5,53 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::error::Error;
 use crate::rendezvous::incarnation::Tickets;
-use crate::rendezvous::store::{MemoryStore, Server, TcpStore};
+use crate::rendezvous::store::{Hooked, MemoryStore, Server, TcpStore};
 
 fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
-}
-
-/// A store that refuses to count while `is_ill` holds.
-struct Unwell {
-    store: MemoryStore,
-    is_ill: AtomicBool,
-}
-
-impl Store for Unwell {
-    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        self.store.set(key, value, wait)
-    }
-
-    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-        self.store.get_any(keys, wait)
-    }
-
-    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
-        self.store.try_get(key, wait)
-    }
-
-    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
-        match self.is_ill.load(Ordering::SeqCst) {
-            true => Err(Error::store("the store is ill")),
-            false => self.store.add(key, amount, wait),
-        }
-    }
-
-    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-        self.store.set_once(key, value, wait)
-    }
-
-    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-        self.store.present(keys, wait)
-    }
-
-    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
-        self.store.delete(key, wait)
-    }
-
-    fn name(&self) -> &str {
-        "a store that is ill at times"
-    }
 }
 
 /// The processes that a rank knows to be lost, in ascending order, once it has read the store.
@@ -98,12 +55,18 @@ fn a_loss_of_a_silent_host_is_a_loss() {
 /// This test takes 2 s, because that is the pause before the second announcement.
 #[test]
 fn a_loss_that_could_not_be_announced_is_announced_later() {
-    let unwell = Arc::new(Unwell { store: MemoryStore::new(), is_ill: AtomicBool::new(true) });
+    let (memory, is_ill) = (MemoryStore::new(), Arc::new(AtomicBool::new(true)));
+    let ill = Arc::clone(&is_ill);
+    let before = move |operation: &str, _: usize, _: &Wait| match operation == "add" && ill.load(Ordering::SeqCst) {
+        true => Err(Error::store("the store is ill")),
+        false => Ok(()),
+    };
+    let unwell = Arc::new(Hooked { store: memory.clone(), before });
     let [finder, other] = [(); 2].map(|()| Losses::none(Arc::clone(&unwell) as Arc<dyn Store>, "test"));
     finder.announce(first(3));
     finder.look(&soon());
     assert_eq!((known(&finder), known(&other)), (vec!["3".to_owned()], vec![]));
-    unwell.is_ill.store(false, Ordering::SeqCst);
+    is_ill.store(false, Ordering::SeqCst);
     let began = Instant::now();
     while known(&other).is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20), "nobody has announced the loss again");
@@ -112,7 +75,7 @@ fn a_loss_that_could_not_be_announced_is_announced_later() {
     }
     assert_eq!((known(&finder), known(&other)), (vec!["3".to_owned()], vec!["3".to_owned()]));
     finder.look(&soon());
-    assert_eq!(unwell.store.get("test/lost", &soon()).unwrap(), b"1", "the loss is announced once");
+    assert_eq!(memory.get("test/lost", &soon()).unwrap(), b"1", "the loss is announced once");
 }
 
 /// Another process has joined under the name of rank 1, which lives, and ends. A rank that waits

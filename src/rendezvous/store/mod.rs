@@ -7,6 +7,8 @@ mod connection;
 mod dial;
 mod file;
 pub mod frame;
+#[cfg(test)]
+mod hooked;
 mod memory;
 mod names;
 mod poll;
@@ -21,6 +23,8 @@ pub(crate) use callbacks::NOT_YET;
 pub use callbacks::{CallbackStore, Callbacks};
 pub use client::TcpStore;
 pub use file::FileStore;
+#[cfg(test)]
+pub(in crate::rendezvous) use hooked::Hooked;
 pub use memory::MemoryStore;
 pub use names::resolve;
 pub(in crate::rendezvous) use names::{NotResolved, resolve_in_time};

@@ -4,12 +4,12 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use super::{membership, ranks, soon};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Status};
 use crate::rendezvous::agreement::verdict::Verdict;
 use crate::rendezvous::agreement::{Members, Scope};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::losses::Losses;
-use crate::rendezvous::store::{FileStore, MemoryStore, Store};
+use crate::rendezvous::store::{FileStore, Hooked, MemoryStore, Store};
 use crate::wait::Wait;
 
 #[test]
@@ -147,44 +147,21 @@ fn a_rank_that_ends_its_wait_for_any_reason_says_so() {
     }
 }
 
-/// A store that takes half a second to answer set_once, like a host that is far away or busy.
-struct Slow(MemoryStore);
-
-impl Store for Slow {
-    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        self.0.set(key, value, wait)
-    }
-    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-        self.0.get_any(keys, wait)
-    }
-    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
-        self.0.try_get(key, wait)
-    }
-    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
-        self.0.add(key, amount, wait)
-    }
-    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-        std::thread::sleep(Duration::from_millis(500));
-        match wait.deadline.passed() {
-            true => Err(Error::timeout("a slow store")),
-            false => self.0.set_once(key, value, wait),
-        }
-    }
-    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-        self.0.present(keys, wait)
-    }
-    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
-        self.0.delete(key, wait)
-    }
-    fn name(&self) -> &str {
-        "a slow store"
-    }
-}
-
+/// The store takes half a second to answer set_once, like a host that is far away or busy.
 #[test]
 fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_the_same() {
     let memory = MemoryStore::new();
-    let store: Arc<dyn Store> = Arc::new(Slow(memory.clone()));
+    let before = |operation: &str, _: usize, wait: &Wait| {
+        if operation != "set_once" {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        match wait.deadline.passed() {
+            true => Err(Error::timeout("a slow store")),
+            false => Ok(()),
+        }
+    };
+    let store: Arc<dyn Store> = Arc::new(Hooked { store: memory.clone(), before });
     let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
     let scope = Scope::new(membership(store, losses, Members::All(2), 0), "test/world".to_owned());
     let wait = soon();

@@ -7,62 +7,24 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::{Job, recover, seats};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Status};
 use crate::rendezvous::agreement::recovery::Recovery;
 use crate::rendezvous::agreement::tests::{chance, soon};
 use crate::rendezvous::incarnation::Incarnation;
-use crate::rendezvous::store::{MemoryStore, Store};
+use crate::rendezvous::store::{Hooked, MemoryStore, Store};
 use crate::wait::Wait;
 
-/// A store for one process that dies at its n-th operation: that operation and all later ones
-/// fail.
-pub(super) struct Dying {
-    pub(super) store: MemoryStore,
-    pub(super) left: AtomicUsize,
-}
-
-impl Dying {
-    fn lives(&self) -> Result<&MemoryStore> {
+/// Returns a store for one process that dies after `operations` operations: all later ones fail.
+pub(super) fn dying(store: MemoryStore, operations: usize) -> Arc<dyn Store> {
+    let left = AtomicUsize::new(operations);
+    let before = move |_: &str, _: usize, _: &Wait| {
         let count = |left: usize| left.checked_sub(1);
-        match self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count) {
-            Ok(_) => Ok(&self.store),
+        match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count) {
+            Ok(_) => Ok(()),
             Err(_) => Err(Error::store("this process is dead")),
         }
-    }
-}
-
-impl Store for Dying {
-    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        self.lives()?.set(key, value, wait)
-    }
-
-    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-        self.lives()?.get_any(keys, wait)
-    }
-
-    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
-        self.lives()?.try_get(key, wait)
-    }
-
-    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
-        self.lives()?.add(key, amount, wait)
-    }
-
-    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-        self.lives()?.set_once(key, value, wait)
-    }
-
-    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-        self.lives()?.present(keys, wait)
-    }
-
-    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
-        self.lives()?.delete(key, wait)
-    }
-
-    fn name(&self) -> &str {
-        "the store of a process that dies"
-    }
+    };
+    Arc::new(Hooked { store, before })
 }
 
 /// Runs a job of four seats and a spare, which is process 4. `operations` says how many operations
@@ -70,8 +32,8 @@ impl Store for Dying {
 fn dies_at(operations: [usize; 5]) {
     let (job, at_end) = (&Job::new(5, 4), &soon());
     let run = |me: usize| {
-        let store = Dying { store: job.store.clone(), left: AtomicUsize::new(operations[me]) };
-        let mut rank = job.process_over(Arc::new(store), Incarnation::first(me as i32));
+        let store = dying(job.store.clone(), operations[me]);
+        let mut rank = job.process_over(store, Incarnation::first(me as i32));
         let wait = if me == 4 { at_end.clone() } else { soon() };
         match recover(&mut rank, &job.arrival(), &wait) {
             Ok(_) => Some(rank),

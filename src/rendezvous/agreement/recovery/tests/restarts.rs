@@ -2,12 +2,12 @@
 //! die as well. In the end all processes that live are in one mesh, in full shape.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::deaths::Dying;
+use super::deaths::dying;
 use super::{Job, MESH, recover, seats};
 use crate::error::{Error, Result};
 use crate::rendezvous::agreement::recovery::{Arrival, AtDoor, Recovery, Request};
@@ -47,7 +47,7 @@ impl Elastic {
     fn store_of(&self, me: Incarnation) -> Arc<dyn Store> {
         let dies = me.rank > 0 && me.ticket + 1 < TICKETS && self.chance(me, 1) % 4 > 0;
         let left = if dies { self.chance(me, 2) % 60 } else { u64::MAX } as usize;
-        Arc::new(Dying { store: self.job.store.clone(), left: AtomicUsize::new(left) })
+        dying(self.job.store.clone(), left)
     }
 
     /// Runs a process until it dies, or the job is done. Then the next process of its rank starts.

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
 use crate::rendezvous::agreement::{Scope, TakenForLost};
-use crate::rendezvous::store::LeftWorld;
+use crate::rendezvous::store::Hooked;
 
 /// One rank, with a scope in which it makes collective calls.
 struct Rank {
@@ -244,60 +244,6 @@ fn the_keys_of_ended_epochs_go() {
     assert_eq!(job.store.keys(), stays);
 }
 
-/// Counts operations, and the keys for which waits ask.
-struct Counted {
-    store: MemoryStore,
-    log: Arc<Mutex<Vec<String>>>,
-}
-
-impl Counted {
-    fn note(&self, operation: &str, keys: usize) {
-        self.log.lock().unwrap().push(format!("{operation} {keys}"));
-    }
-}
-
-impl Store for Counted {
-    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        self.note("set", 1);
-        self.store.set(key, value, wait)
-    }
-
-    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-        self.note("wait", keys.len());
-        self.store.get_any(keys, wait)
-    }
-
-    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
-        self.note("get", 1);
-        self.store.try_get(key, wait)
-    }
-
-    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
-        self.note("add", 1);
-        self.store.add(key, amount, wait)
-    }
-
-    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-        self.note("set_once", 1);
-        self.store.set_once(key, value, wait)
-    }
-
-    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-        self.note("present", keys.len());
-        self.store.present(keys, wait)
-    }
-
-    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
-        self.store.delete(key, wait)
-    }
-
-    fn leave_world(&self, _world: &LeftWorld<'_>, _wait: &Wait) {}
-
-    fn name(&self) -> &str {
-        "a store that counts"
-    }
-}
-
 /// Recoveries cost nothing while nothing is wrong: a wait asks for its value, the verdict and the
 /// next loss, as before there were recoveries. A store that is polled is asked for each key again
 /// and again.
@@ -305,9 +251,16 @@ impl Store for Counted {
 fn a_call_costs_as_many_operations_as_before() {
     let job = Job::new(2, 2);
     let log: Arc<Mutex<Vec<String>>> = Arc::default();
+    let noted = Arc::clone(&log);
     std::thread::scope(|threads| {
         threads.spawn(|| Rank::new(&job, 0, &[0, 1]).barrier().unwrap());
-        let store = Counted { store: job.store.clone(), log: Arc::clone(&log) };
+        let before = move |operation: &str, keys: usize, _: &Wait| {
+            if operation != "delete" {
+                noted.lock().unwrap().push(format!("{operation} {keys}"));
+            }
+            Ok(())
+        };
+        let store = Hooked { store: job.store.clone(), before };
         Rank::over(Arc::new(store), &job, 1, &[0, 1]).barrier().unwrap();
     });
     // There are two phases. Each has `here`, the count and the verdict, and the first one also has
