@@ -19,7 +19,7 @@ use super::create::mesh_text;
 use super::next_mesh::{CALL, Job};
 use super::options::RecoverOptions;
 use super::recovering::{Beginning, Recovering, Way};
-use super::refusal::{is_refusal, noting_begun};
+use super::refusal::on_refusal;
 use super::root::{Life, RootComms};
 use super::view::View;
 use super::world::World;
@@ -56,12 +56,11 @@ impl View {
     pub(crate) fn tell_recover_if_refused<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let world = self.root_comms().world().filter(|world| !world.rendezvous().is_offline());
         let Some(world) = world.filter(|_| Error::check_fork().is_ok()) else { return call() };
-        let (outcome, has_begun) = noting_begun(call);
-        let refused = outcome.as_ref().err().filter(|error| is_refusal(error) && !Recovering::is_busy(error));
-        if let Some(error) = refused.filter(|_| !has_begun && world.alive().is_ok()) {
-            self.refuse_recovery(world, error);
-        }
-        outcome
+        on_refusal(call, |error| {
+            if !Recovering::is_busy(error) && world.alive().is_ok() {
+                self.refuse_recovery(world, error);
+            }
+        })
     }
 
     /// Tells the other ranks that this one has refused its own call.

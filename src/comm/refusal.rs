@@ -30,24 +30,26 @@ pub(super) fn tell_if_refused<T>(
 ) -> Result<T> {
     // A forked child must not speak for its parent.
     let Some(scope) = scope.filter(|_| Error::check_fork().is_ok()) else { return call() };
-    let (outcome, has_begun) = noting_begun(call);
-    if let Some(error) = outcome.as_ref().err().filter(|error| !has_begun && is_refusal(error)) {
-        tell(scope, cancel, function, error);
-    }
-    outcome
+    on_refusal(call, |error| tell(scope, cancel, function, error))
 }
 
-/// Runs `call`. Returns its outcome, and whether the calling thread has begun an agreement in it or
-/// has told of a refusal. If so, the other ranks learn of a failure in this way. Agreements that
-/// other threads begin meanwhile do not count.
-pub(super) fn noting_begun<T>(call: impl FnOnce() -> T) -> (T, bool) {
+/// Runs `call`, and then `tell` with its error if this rank has refused the call. If the calling
+/// thread has begun an agreement in the call or has told of a refusal, the other ranks learn of a
+/// failure in this way, and the error is no refusal. Agreements that other threads begin meanwhile
+/// do not count.
+pub(super) fn on_refusal<T>(call: impl FnOnce() -> Result<T>, tell: impl FnOnce(&Error)) -> Result<T> {
     let before = begun_by_this_thread();
     let outcome = call();
-    (outcome, begun_by_this_thread() != before)
+    let has_begun = begun_by_this_thread() != before;
+    outcome.inspect_err(|error| {
+        if !has_begun && is_refusal(error) {
+            tell(error);
+        }
+    })
 }
 
 /// Whether a rank that fails in this way, before it takes part in a call, has refused the call.
-pub(super) fn is_refusal(error: &Error) -> bool {
+fn is_refusal(error: &Error) -> bool {
     matches!(error.status(), Status::InvalidArgument | Status::NotFound | Status::Unsupported | Status::InvalidState)
 }
 

@@ -16,7 +16,7 @@ use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
 use super::names::{parent_config, ranks_text};
 use super::options::{CallOptions, DimOptions, MeshOptions};
-use super::refusal::{is_refusal, noting_begun, tell};
+use super::refusal::{on_refusal, tell};
 use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
@@ -75,21 +75,18 @@ impl View {
         // A forked child must not speak for its parent.
         let world = world.filter(|world| Error::check_fork().is_ok() && world.alive().is_ok());
         let Some(world) = world else { return call() };
-        let (outcome, has_begun) = noting_begun(call);
-        let Some(error) = outcome.as_ref().err().filter(|error| !has_begun && is_refusal(error)) else {
-            return outcome;
-        };
-        if lost.is_empty() {
-            if let Ok(scope) = space.survivors_scope(world) {
-                space.next_shrink_attempt();
-                tell(&scope, world.cancel(), CALL, error);
+        on_refusal(call, |error| {
+            if lost.is_empty() {
+                if let Ok(scope) = space.survivors_scope(world) {
+                    space.next_shrink_attempt();
+                    tell(&scope, world.cancel(), CALL, error);
+                }
+            } else if self.could_leave_out(lost) {
+                let number = space.next_shrink_attempt();
+                let attempt = self.attempt_scope(world, &number.to_string(), lost);
+                let _ = attempt.map(|(_, scope)| tell(&scope, world.cancel(), CALL, error));
             }
-        } else if self.could_leave_out(lost) {
-            let number = space.next_shrink_attempt();
-            let attempt = self.attempt_scope(world, &number.to_string(), lost);
-            let _ = attempt.map(|(_, scope)| tell(&scope, world.cancel(), CALL, error));
-        }
-        outcome
+        })
     }
 
     fn shrink_by_list(
