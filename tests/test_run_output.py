@@ -1,5 +1,5 @@
 """The output and the input of the ranks of `devicemesh run`: logs, prefixes, times, long lines,
-standard input. tool/tests/run.rs has the cases of readers that have ended and of full disks."""
+standard input. tool/tests/run/main.rs has the cases of readers that have ended and of full disks."""
 
 import os
 import re

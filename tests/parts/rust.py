@@ -18,7 +18,7 @@ BUILD = ["cargo", "test", *WORKSPACE, "--no-run", "--quiet", "--message-format=j
 BUILD_DEADLINE = 1800
 # These test programs take over 10 s, in which they mostly wait. They begin first, so that none of
 # them is the last one that runs.
-LENGTHY = ["src/lib.rs", "hostccl/src/lib.rs", "tool/tests/run.rs", "tests/store_attack.rs"]
+LENGTHY = ["src/lib.rs", "hostccl/src/lib.rs", "tool/tests/run/main.rs", "tests/store_attack.rs"]
 # The test programs whose ranks are processes: each process is a host of its own, too.
 OF_PROCESSES = ["hostccl/tests/c_library.rs", "hostccl/tests/faults.rs", "hostccl/tests/processes.rs"]
 

@@ -210,8 +210,8 @@ fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
         let _ = poll(&mut [PollFd::new(&*signals, PollFlags::IN)], pause);
         let new = signals.take().into_iter().filter_map(Signal::from_named_raw);
         for signal in new.filter(|signal| *signal != Signal::CHILD) {
-            // As in the kernel, SIGCONT ends a wish to stop that was not heard yet. It is never
-            // held, because it is for a keeper that is stopped, too.
+            // SIGCONT drops a SIGTSTP that the keeper has not got yet, as the kernel drops it.
+            // SIGCONT is never held, because it is also for a keeper that is stopped.
             if signal == Signal::CONT {
                 held.retain(|held| *held != Signal::TSTP);
                 let _ = kill_process(pid, signal);

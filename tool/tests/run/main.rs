@@ -1,11 +1,14 @@
 //! `devicemesh run`, with the real binary and shell programs.
 
+mod command_lines;
+mod stops;
+
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -38,13 +41,24 @@ fn sorted(bytes: &[u8]) -> Vec<String> {
     lines
 }
 
+/// The letter of a process's state.
+fn state(pid: &str) -> Option<char> {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Makes an empty folder for a test.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 /// Waits until the process is gone (reaped by whoever has it).
 fn gone(pid: &str) -> bool {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let state = status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-        if !Path::new(&format!("/proc/{pid}")).exists() || state == Some('Z') {
+        if !Path::new(&format!("/proc/{pid}")).exists() || state(pid) == Some('Z') {
             return true;
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -352,207 +366,8 @@ fn a_signal_that_is_ignored_stays_so() {
 }
 
 #[test]
-fn options_of_other_launchers_are_explained() {
-    for (options, advice) in [
-        (&["--standalone"][..], "leave it out"),
-        (&["--master_port", "1"], "--rdzv-endpoint"),
-        (&["-m", "pkg"], "python3 -m MODULE"),
-        (&["--tag-output"], "--prefix"),
-        (&["-np2"], "'-np2' found"),
-        (&["-np=2"], "-n N is the number of ranks on each host"),
-        (&["--nnodes", "1:2"], "number of nodes is fixed"),
-        (&["--timeout", "0"], "leave the option out"),
-        (&["--timeout", "1000000d"], "the longest time is 11574d"),
-        (&["--tee", "3"], "--tee takes no value here"),
-        (&["--tee=3"], "--prefix alone shows each line with its rank"),
-        (&["--prefix", "/opt/mpi"], "/opt/mpi is no program; --prefix takes no value here"),
-        (&["--prefix", "/"], "leave out mpirun's DIR"),
-        (&["--prefix=/opt/mpi"], "leave out mpirun's DIR"),
-        (&["--timeout", "-1"], "invalid value '-1' for '--timeout <TIME>'"),
-        (&["--stdin", "-1"], "invalid value '-1' for '--stdin <RANK>'"),
-        (&["--rdzv-endpoint", ":29500"], "the host is missing"),
-        (&["--log-dir", "x", "--log-max-size", "100G"], "is too large: the largest size is 64GiB"),
-        (&["--log_dir", "x", "--tee", "3"], "--tee takes no value here"),
-        // The whole word is named, and not the letter that clap takes for an option.
-        (&["-genv", "A", "b"], "'-genv' found"),
-        (&["-hosts", "a,b"], "with two dashes: --hosts"),
-        (&["-nnodes", "2"], "with two dashes: --nnodes"),
-        (&["-bind-to=core"], "with two dashes: --bind-to"),
-        (&["-hostlist", "a,b"], "--hosts alpha,beta:4"),
-        (&["-launcher", "ssh"], "--rsh-agent"),
-        (&["-c4"], "--bind core gives each rank its part of the cores (srun's -c)"),
-        (&["-walpha,beta"], "--hosts alpha,beta:4"),
-        (&["-t", "10:00"], "--timeout 10m"),
-    ] {
-        let output = tool(&[options, &["true"]].concat()).output().unwrap();
-        let said = text(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(advice), "{options:?}: {said}");
-        assert!(!said.contains("as a value"), "{said}");
-    }
-    // No advice is better than wrong advice. Wrong would be, for MPICH's long words, the advice for
-    // their first letter. Wrong would also be clap's suggestions of a hidden option (--agent) and
-    // of an option that is not similar (--grace-period).
-    for option in ["-localhost", "-usize", "--use-agent-store", "--sockets-per-node"] {
-        let said = text(&tool(&[option, "true"]).output().unwrap().stderr);
-        assert!(said.contains(&format!("argument '{option}' found")) && !said.contains("tip:"), "{said}");
-    }
-    let help = tool(&["-help"]).output().unwrap();
-    assert!(help.status.success() && text(&help.stdout).contains("Usage: devicemesh run"), "{}", text(&help.stderr));
-}
-
-#[test]
-fn a_program_that_another_launcher_would_understand_is_explained() {
-    for (command, advice) in [
-        (
-            &["-n", "1", "--", "true", ":", "-n", "2", "false"][..],
-            "all ranks run one program, and `: -n 2` begins another",
-        ),
-        (&["-n", "1", "true", "x", ":", "-np", "2", "false"], "chooses by rank"),
-        (&["--", "-m", "pkg.train", "--lr", "1"], "write -- python3 -m pkg.train --lr 1"),
-        (&["--", "-n", "2", "true"], "write the options before --"),
-    ] {
-        let output = tool(command).output().unwrap();
-        let said = text(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(advice), "{command:?}: {said}");
-    }
-    let colon = tool(&["-n", "1", "--", "expr", "a", ":", "a"]).output().unwrap();
-    assert_eq!(text(&colon.stdout), "1\n", "{}", text(&colon.stderr));
-}
-
-#[test]
-fn a_launchers_line_without_run_is_explained() {
-    for (line, advice) in [
-        (&["-n", "2", "./train"][..], "`devicemesh run` starts programs"),
-        (&["--standalone", "./train"], "`devicemesh run` starts programs"),
-        (&["./train"], "`devicemesh run` starts programs"),
-        (&["train.py"], "`devicemesh run` starts programs"),
-        (&["mpirun", "-n", "2"], "similar subcommand exists: 'run'"),
-    ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_devicemesh")).args(line).output().unwrap();
-        let said = text(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(advice), "{line:?}: {said}");
-    }
-}
-
-#[test]
-fn a_script_that_cannot_be_started_gets_its_command_line() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("not-in-path");
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("train.py"), "print()\n").unwrap();
-    for (name, script) in [("empty", ""), ("script", "echo script\n")] {
-        std::fs::write(folder.join(name), script).unwrap();
-        std::fs::set_permissions(folder.join(name), Permissions::from_mode(0o755)).unwrap();
-    }
-    for (program, code, advice) in [
-        ("./empty", 126, "cannot start ./empty as rank 0: its file is empty"),
-        ("/opt/none", 127, "cannot start /opt/none as rank 0: No such file"),
-        ("./none", 127, "cannot start ./none as rank 0: there is no such file in /"),
-        ("train.py", 127, "train.py is not in PATH; ./train.py is here: -- python3 train.py"),
-        ("./train.py", 126, "-- python3 train.py"),
-        ("", 127, "cannot start '' as rank 0: the program's name is empty"),
-    ] {
-        let output = tool(&["-n", "1", "--prefix", "--", program, "x"]).current_dir(&folder).output().unwrap();
-        let said = text(&output.stderr);
-        assert!(output.status.code() == Some(code) && said.contains(advice), "{program:?}: {said}");
-    }
-    // Without a first line that names an interpreter it is a script of /bin/sh, as for a shell.
-    let output = tool(&["-n", "1", "--", "./script"]).current_dir(&folder).output().unwrap();
-    assert_eq!(text(&output.stdout), "script\n", "{}", text(&output.stderr));
-}
-
-#[test]
-fn python_is_python3_where_only_that_is_in_path() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python3-only");
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("python3"), "").unwrap();
-    let output = tool(&["-n", "1", "--", "python", "train.py"]).env("PATH", &folder).output().unwrap();
-    let said = text(&output.stderr);
-    assert!(said.contains("python is not in PATH, but python3 is\n"), "{said}");
-}
-
-#[test]
-fn ranks_for_devices_need_a_device() {
-    let output = tool(&["-n", "gpu", "--dry-run", "--", "true"]).output().unwrap();
-    let said = text(&output.stderr);
-    // The driver's own advice is for programs, which can use device type cpu.
-    let is_told = said.contains("; say a number, or -n cpu") && !said.contains("device type");
-    assert!(output.status.success() || is_told, "{said}");
-}
-
-#[test]
-fn devicemesh_as_a_program_is_this_tool_where_path_has_no_other() {
-    let output = tool(&["-n", "1", "--", "devicemesh", "--version"]).env("PATH", "/bin").output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), concat!("devicemesh ", env!("CARGO_PKG_VERSION"), "\n"));
-    let output = tool(&["-n", "1", "--", "elsewhere", "--version"]).env("PATH", "/bin").output().unwrap();
-    assert_eq!(output.status.code(), Some(127), "{}", text(&output.stderr));
-}
-
-/// The letter of a process's state.
-fn state(pid: u32) -> Option<char> {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?.rsplit_once(") ")?.1.chars().next()
-}
-
-#[test]
-fn no_rank_starts_while_the_job_is_stopped() {
-    // The second restart comes after 1 s.
-    let script = "test $TORCHELASTIC_RESTART_COUNT = 2 || exit 3; echo again";
-    let mut child = tool(&["-n", "1", "--max-restarts", "2", "--", "/bin/sh", "-c", script]).spawn().unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("again after 1 s") {
-        line.clear();
-        assert!(stderr.read_line(&mut line).unwrap() > 0);
-    }
-    let pid = Pid::from_child(&child);
-    kill_process(pid, Signal::TSTP).unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
-    while state(child.id()) != Some('T') && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let out = child.stdout.take().unwrap();
-    let pause = Timespec { tv_sec: 1, tv_nsec: 500_000_000 };
-    assert_eq!(poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&pause)), Ok(0), "the rank has started");
-    kill_process(pid, Signal::CONT).unwrap();
-    assert_eq!(std::io::read_to_string(out).unwrap(), "again\n");
-    assert!(child.wait().unwrap().success());
-}
-
-#[test]
-fn no_rank_starts_after_a_stop_while_the_attempt_before_ends() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stopped-in-the-end");
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
-    // Rank 0 fails, and rank 1 ends by itself when the test lets it.
-    let script = "case $RANK$TORCHELASTIC_RESTART_COUNT in \
-        00) exit 3;; \
-        10) until test -e released; do sleep 0.01; done;; \
-        01) echo again;; esac";
-    let options = ["-n", "2", "--max-restarts", "1", "--failure-grace", "60", "--", "/bin/sh", "-c", script];
-    let mut child = tool(&options).current_dir(&folder).spawn().unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    assert!(stderr.read_line(&mut line).unwrap() > 0 && line.contains("then all ranks start again"), "{line}");
-    let pid = Pid::from_child(&child);
-    kill_process(pid, Signal::TSTP).unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
-    while state(child.id()) != Some('T') && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    std::fs::write(folder.join("released"), "").unwrap();
-    let out = child.stdout.take().unwrap();
-    let moment = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
-    assert_eq!(poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&moment)), Ok(0), "the rank has started");
-    kill_process(pid, Signal::CONT).unwrap();
-    assert_eq!(std::io::read_to_string(out).unwrap(), "again\n");
-    assert!(child.wait().unwrap().success());
-}
-
-#[test]
 fn a_rank_that_starts_again_after_the_reader_has_gone_ends_by_sigpipe() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reader-gone");
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = folder("reader-gone");
     // Rank 0 writes until it notices that nobody reads. Then rank 1 fails by itself.
     let script = "case $RANK$TORCHELASTIC_RESTART_COUNT in \
         00) trap '' PIPE; while echo more 2>/dev/null; do sleep 0.01; done; touch noticed; exec sleep 100;; \
@@ -591,50 +406,4 @@ fn the_tools_own_messages_keep_no_deadline() {
     };
     drop(reader);
     assert_eq!(code, Some(124));
-}
-
-/// Whether a process catches a signal.
-fn catches(pid: u32, signal: Signal) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    caught & (1 << (signal.as_raw() - 1)) != 0
-}
-
-/// The hostfile is a pipe, so the preparations last until the test has written it.
-#[test]
-fn a_signal_during_the_preparations_ends_nothing() {
-    let hostfile = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hostfile-{}", std::process::id()));
-    let made = Command::new("mkfifo").arg(&hostfile).status().unwrap();
-    assert!(made.success());
-    let mut command = tool(&["--hostfile", hostfile.to_str().unwrap(), "-n", "1", "--", "true"]);
-    let mut child = command.spawn().unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
-    // This signal comes when the front alone catches it.
-    let pid = Pid::from_child(&child);
-    while !catches(child.id(), Signal::USR1) && Instant::now() < until {
-        std::thread::yield_now();
-    }
-    kill_process(pid, Signal::USR1).unwrap();
-    let writer = loop {
-        // This succeeds when the tool reads the file.
-        match rustix::fs::open(&hostfile, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()) {
-            Ok(writer) => break writer,
-            Err(Errno::NXIO) if Instant::now() < until && child.try_wait().unwrap().is_none() => {
-                std::thread::sleep(Duration::from_millis(10))
-            }
-            Err(error) => {
-                let _ = child.kill();
-                panic!("nobody reads the hostfile: {error}, {:?}", child.wait_with_output());
-            }
-        }
-    };
-    kill_process(pid, Signal::USR1).unwrap();
-    // The front mostly passes the signal on within this time. Where it takes longer, the test
-    // passes and shows nothing.
-    std::thread::sleep(Duration::from_millis(100));
-    drop(writer);
-    let output = child.wait_with_output().unwrap();
-    std::fs::remove_file(&hostfile).unwrap();
-    assert_eq!(output.status.code(), Some(2), "a hostfile without hosts is refused: {}", text(&output.stderr));
 }
