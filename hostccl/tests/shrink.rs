@@ -145,61 +145,47 @@ fn a_rank_that_aborts_instead_of_shrinking_is_not_waited_for() {
     }
 }
 
-#[test]
-fn a_rank_that_comes_after_the_first_one_gave_up_does_not_wait_for_it() {
+/// Runs four ranks. Rank 3 does nothing, `quitter` aborts, and then rank 0 and `late` shrink the
+/// communicator without rank 3. Rank 0 gives up first, and does `afterwards`. Then `late` calls.
+fn gives_up_before(late: usize, quitter: usize, afterwards: impl Fn(&Comm) + Sync) {
     let (aborted, gave_up, both) = (Barrier::new(3), Barrier::new(2), Barrier::new(2));
     ranks(4, |comm, rank| {
-        match rank {
-            3 => return,
-            1 => {
-                // SAFETY: the token is live. Its Comm destroys nothing after this.
-                ok(unsafe { ncclCommAbort(**comm) });
-                aborted.wait();
-                return;
-            }
-            _ => aborted.wait(),
-        };
-        if rank == 2 {
+        if rank == 3 {
+            return;
+        }
+        if rank == quitter {
+            // SAFETY: the token is live. Its Comm destroys nothing after this.
+            ok(unsafe { ncclCommAbort(**comm) });
+        }
+        aborted.wait();
+        if rank == quitter {
+            return;
+        }
+        if rank == late {
             gave_up.wait();
         }
         let began = Instant::now();
         let (result, message) = shrink(comm, &[3], NCCL_SHRINK_ABORT).err().unwrap();
         if rank == 0 {
+            afterwards(comm);
             gave_up.wait();
         }
         assert_eq!(result, ncclRemoteError, "{message}");
-        assert!(message.contains("rank 1 "), "{message}");
+        assert!(message.contains(&format!("rank {quitter} ")), "{message}");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
         both.wait();
     });
 }
 
 #[test]
+fn a_rank_that_comes_after_the_first_one_gave_up_does_not_wait_for_it() {
+    gives_up_before(2, 1, |_| {});
+}
+
+#[test]
 fn the_rank_that_ended_first_is_named_and_not_one_that_gave_up_because_of_it() {
-    let (aborted, gave_up) = (Barrier::new(3), Barrier::new(2));
-    ranks(4, |comm, rank| {
-        match rank {
-            3 => return,
-            2 => {
-                // SAFETY: the token is live. Its Comm destroys nothing after this.
-                ok(unsafe { ncclCommAbort(**comm) });
-                aborted.wait();
-                return;
-            }
-            _ => aborted.wait(),
-        };
-        if rank == 1 {
-            gave_up.wait();
-        }
-        let (result, message) = shrink(comm, &[3], NCCL_SHRINK_ABORT).err().unwrap();
-        assert_eq!(result, ncclRemoteError, "{message}");
-        assert!(message.contains("rank 2 "), "{message}");
-        if rank == 0 {
-            // SAFETY: the token is live. Its Comm destroys nothing after this.
-            ok(unsafe { ncclCommDestroy(**comm) });
-            gave_up.wait();
-        }
-    });
+    // SAFETY: the token is live. Its Comm destroys nothing after this.
+    gives_up_before(1, 2, |comm| ok(unsafe { ncclCommDestroy(**comm) }));
 }
 
 #[test]

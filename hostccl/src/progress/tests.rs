@@ -25,7 +25,7 @@ struct Known<'a> {
     /// The communicator on which the operation waits.
     comm: Option<Arc<Comm>>,
     timeout: Option<Duration>,
-    /// What must happen before the operation is done. Until then it repeats its last answer.
+    /// The operation is done when the log has this entry. Until then it repeats its last answer.
     until: Option<&'a str>,
     log: &'a Log,
 }

@@ -1,7 +1,7 @@
 //! Tests with a wire in another process.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::*;
 use crate::wire::Contact;
@@ -26,12 +26,15 @@ fn again(test: &str) -> Command {
     command
 }
 
-/// Starts another process that plays `peer`, and returns its contact.
-fn start(wire: &Arc<Tcp>) -> (Child, Contact) {
-    let mut child = again("peer").env(PARENT, to_text(&wire.contact())).stdout(Stdio::piped()).spawn().unwrap();
+/// Starts another process that plays the ignored test `test`. Returns its contact, and what it
+/// prints afterwards.
+fn start(wire: &Arc<Tcp>, test: &str) -> (Child, Contact, Lines<BufReader<ChildStdout>>) {
+    let mut command = again(test);
+    command.env(PARENT, to_text(&wire.contact())).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let contact = lines.find_map(|line| line.unwrap().strip_prefix("contact ").map(from_text)).unwrap();
-    (child, contact)
+    (child, contact, lines)
 }
 
 /// The other process of these tests: it sends one message, and then more than anybody takes.
@@ -52,7 +55,7 @@ fn peer() {
 #[test]
 fn a_killed_process_is_lost_at_once() {
     let wire = wire();
-    let (mut child, contact) = start(&wire);
+    let (mut child, contact, _lines) = start(&wire, "peer");
     let peer = wire.meet(&contact, &TOKEN);
     let mut ready = [0; 5];
     let request = receive(&wire, peer, tag(0), &mut ready);
@@ -120,10 +123,7 @@ fn short_of_files() {
 #[test]
 fn a_process_that_can_open_no_more_files_for_a_moment_loses_nobody() {
     let wire = wire();
-    let mut command = again("short_of_files");
-    let mut child = command.env(PARENT, to_text(&wire.contact())).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let contact = lines.find_map(|line| line.unwrap().strip_prefix("contact ").map(from_text)).unwrap();
+    let (mut child, contact, _lines) = start(&wire, "short_of_files");
     let peer = wire.meet(&contact, &TOKEN);
     let mut got = [0; 5];
     let request = receive(&wire, peer, tag(0), &mut got);
@@ -153,14 +153,10 @@ fn full_peer() {
 #[test]
 fn a_process_that_can_open_no_more_files_says_so_to_those_that_connect() {
     let wire = wire();
-    let mut command = again("full_peer");
-    command.env(PARENT, to_text(&wire.contact())).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut said = |what: &str| lines.find_map(|line| line.unwrap().strip_prefix(what).map(str::to_owned)).unwrap();
-    let peer = wire.meet(&from_text(&said("contact ")), &TOKEN);
+    let (mut child, contact, mut lines) = start(&wire, "full_peer");
+    let peer = wire.meet(&contact, &TOKEN);
     let request = send(&wire, peer, tag(0), b"hello");
-    let there = said("trouble ");
+    let there = lines.find_map(|line| line.unwrap().strip_prefix("trouble ").map(str::to_owned)).unwrap();
     assert!(there.starts_with("this process accepts no connection: ") && there.contains("`ulimit -n`"), "{there}");
     until("the peer does not say why", || wire.trouble(peer).is_some());
     let here = wire.trouble(peer).unwrap();
