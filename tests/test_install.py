@@ -220,7 +220,8 @@ def test_a_later_minor_version(asks):
 
 def test_a_project_with_old_policies(asks):
     """CMake 4 has no old policy for IN_LIST any more."""
-    output = asks('if(CMAKE_VERSION VERSION_LESS 4)\n  cmake_policy(SET CMP0057 OLD)\nendif()\nfind_package(devicemesh REQUIRED COMPONENTS shared)\n'
+    output = asks('if(CMAKE_VERSION VERSION_LESS 4)\n  cmake_policy(SET CMP0057 OLD)\nendif()\n'
+                  'find_package(devicemesh REQUIRED COMPONENTS shared)\n'
                   'message(STATUS "found ${devicemesh_FOUND}")\n')
     check("-- found 1" in output or "-- found TRUE" in output, output)
 

@@ -78,7 +78,8 @@ def count_of(pattern, output):
 
 def test_on_one_process(python):
     output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py",
-                 "tests/test_memory.py", "tests/test_arguments.py", "tests/test_streams.py", "tests/test_interrupts.py", **OURS, DM_ROOT=ROOT)
+                 "tests/test_memory.py", "tests/test_arguments.py", "tests/test_streams.py", "tests/test_interrupts.py",
+                 **OURS, DM_ROOT=ROOT)
     assert count_of(r"^Ran (\d+) tests", output) > 10, output
 
 

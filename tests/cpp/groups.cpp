@@ -134,7 +134,8 @@ static void refusals(const Ring &ring)
     mine_too.all_reduce("x", theirs);
     mine_too = dm::Mesh();
   });
-  // What an inner group refuses is missing in the outer one, also where nobody reads its result.
+  // An operation that an inner group refuses is missing in the outer group. This is so also where
+  // nobody reads the result of the inner group.
   fails(Status::invalid_argument, "recv: peer is 99", [&] {
     const dm::nothrow::Mesh quiet(mesh.clone().release());
     static_cast<void>(quiet.group([&] { static_cast<void>(quiet.recv("x", theirs, 99)); }));

@@ -229,7 +229,8 @@ static void wait_beside_an_abort(void)
   if (rank == leaver) OK(dm_abort(other));
   OK(dm_world_barrier(world, 0));
   if (rank != leaver) {
-    FAILS(DM_STATUS_PEER_LOST, "rank 3 has ended the mesh by dm_abort, dm_recover or dm_shrink", dm_stream_wait(mesh, NULL, stream_of(7), 0));
+    FAILS(DM_STATUS_PEER_LOST, "rank 3 has ended the mesh by dm_abort, dm_recover or dm_shrink",
+          dm_stream_wait(mesh, NULL, stream_of(7), 0));
     CHECK(failure().num_ranks == 1 && failure().ranks[0] == leaver && failure().num_lost == 0);
     GIVES(rank == 0 ? DM_STATUS_OK : DM_STATUS_PEER_LOST, dm_stream_wait(other, rank == 1 ? "dp" : "tp", stream_of(7), 0));
   }

@@ -9,7 +9,8 @@ import unittest
 
 import numpy
 
-from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidHandleError, InvalidStateError, NotFoundError, init_device_mesh
+from devicemesh import (AbortedError, DimOptions, InvalidArgumentError, InvalidHandleError, InvalidStateError, NotFoundError,
+                        init_device_mesh)
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

@@ -14,8 +14,8 @@ import unittest
 from unittest import mock
 
 import devicemesh
-from devicemesh import (AbortedError, DeviceMesh, Events, InvalidHandleError, NotFoundError, World, _interrupt, _library, init_device_mesh, lookup,
-                        unregister)
+from devicemesh import (AbortedError, DeviceMesh, Events, InvalidHandleError, NotFoundError, World, _interrupt, _library,
+                        init_device_mesh, lookup, unregister)
 from devicemesh.stores import Callbacks
 
 

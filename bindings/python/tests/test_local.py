@@ -272,7 +272,11 @@ class LocalCalls(unittest.TestCase):
         self.addCleanup(devicemesh.unregister, "mine")
         meshes.append(devicemesh.lookup("mine"))
         waited = []
-        queues = {number: mock.Mock(mesh=mesh, finish=lambda *_, number=number: waited.append(number)) for number, mesh in enumerate(meshes)}
+
+        def queue(number, mesh):
+            return mock.Mock(mesh=mesh, finish=lambda *_: waited.append(number))
+
+        queues = {number: queue(number, mesh) for number, mesh in enumerate(meshes)}
         with mock.patch.object(work, "queues", queues):
             for world, expected in ((mine, [0, 2]), (other, [1, 2]), (None, [2]), (meshes[2].world, [0, 1, 2])):
                 waited.clear()
