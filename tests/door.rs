@@ -253,7 +253,7 @@ fn a_rank_comes_back(method: &str, join: &str) {
         |rank| {
             let told = rank.recover(Duration::from_secs(20));
             rank.world.barrier(None).unwrap();
-            assert_eq!(rank.world.lost_ranks().unwrap(), Vec::<i32>::new());
+            assert_eq!(rank.world.lost_ranks(&soon()).unwrap(), Vec::<i32>::new());
             told
         },
         || {

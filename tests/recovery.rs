@@ -79,7 +79,7 @@ fn ranks_end_one_after_the_other(method: &str) {
                 assert_eq!(recover(&world, &mut recovery), [Some(0), None, Some(2), None]);
                 assert_eq!((recovery.epoch_number(), recovery.epoch().without.as_slice()), (2, &[1, 3][..]));
                 world.barrier(None).unwrap();
-                assert_eq!(world.lost_ranks().unwrap(), [1, 3]);
+                assert_eq!(world.lost_ranks(&soon()).unwrap(), [1, 3]);
                 done.wait();
             });
         }

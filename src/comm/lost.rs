@@ -20,7 +20,7 @@ impl View {
     pub fn lost_ranks(&self) -> Result<Vec<i32>> {
         let (root, deadline) = (self.root_comms(), Deadline::after(LIMIT));
         let mut lost = match root.world().filter(|world| !world.rendezvous().is_offline()) {
-            Some(world) => world.rendezvous().lost_ranks_by(&Wait::after(LIMIT / 2))?,
+            Some(world) => world.rendezvous().lost_ranks(&Wait::after(LIMIT / 2))?,
             None => Vec::new(),
         };
         let wait = Wait::after(LIMIT).with_deadline(deadline);

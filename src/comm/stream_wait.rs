@@ -323,7 +323,7 @@ impl WaitedFor<'_> {
     fn lost(&self, deadline: &Deadline) -> Vec<i32> {
         let world = self.view.root_comms().world().filter(|world| !world.rendezvous().is_offline());
         let wait = Wait { deadline: *deadline, ..self.view.root_comms().wait(None) };
-        let mut lost = world.and_then(|world| world.rendezvous().lost_ranks_by(&wait).ok()).unwrap_or_default();
+        let mut lost = world.and_then(|world| world.rendezvous().lost_ranks(&wait).ok()).unwrap_or_default();
         lost.retain(|rank| self.ranks.contains(rank));
         lost.sort_unstable();
         lost

@@ -338,14 +338,10 @@ impl World {
     }
 
     /// Returns the ranks that are known to be lost by now. Asks the store, for half a second at
-    /// most. When the store does not answer, returns the ranks of whose loss this rank knows
-    /// already. When rank 0 serves the store, and the store is out of reach, rank 0 is lost.
-    pub fn lost_ranks(&self) -> Result<Vec<i32>> {
-        self.lost_ranks_by(&Wait::after(self.timeout))
-    }
-
-    /// Does what [`World::lost_ranks`] does, and asks the store for no longer than `wait` lasts.
-    pub fn lost_ranks_by(&self, wait: &Wait) -> Result<Vec<i32>> {
+    /// most and no longer than `wait` lasts. When the store does not answer, returns the ranks of
+    /// whose loss this rank knows already. When rank 0 serves the store, and the store is out of
+    /// reach, rank 0 is lost.
+    pub fn lost_ranks(&self, wait: &Wait) -> Result<Vec<i32>> {
         let session = self.session()?;
         let refreshed = session.losses.refresh(wait);
         // A process that another one has replaced is not missed any more.

@@ -252,7 +252,7 @@ impl Scope {
     }
 
     /// Returns how many calls of the scope this rank has begun.
-    pub(crate) fn calls_begun(&self) -> u64 {
+    pub(in crate::rendezvous) fn calls_begun(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
     }
 
