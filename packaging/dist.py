@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """`make dist`: everything that a release consists of, in target/dist/VERSION.
 
-  devicemesh-VERSION.tar.gz                   the sources with all crates; builds without a network
+  devicemesh-VERSION.tar.gz                   the sources with all crates; builds without a network,
+                                              also by pip (it is PyPI's sdist)
   devicemesh-VERSION-MACHINE-linux.tar.gz     what `make install` installs, for unpacking anywhere
   devicemesh-VERSION-x86_64-linux-musl.tar.gz the tool as one static file
   devicemesh-VERSION-py3-none-....whl         library, tool and Python package, for each machine
@@ -83,6 +84,16 @@ def files_below(folder, prefix):
             for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
 
 
+def sdist_files():
+    """The files at the top by which pip takes the sources as an sdist (PEP 517, PEP 643)."""
+    project, place = (ROOT / "bindings/python/pyproject.toml").read_text(), "bindings/python"
+    for old, new in {'backend-path = ["."]': f'backend-path = ["{place}"]', 'readme = "README.md"': f'readme = "{place}/README.md"'}.items():
+        if project.count(old) != 1:
+            sys.exit(f"dist: {place}/pyproject.toml has {project.count(old)} lines {old}")
+        project = project.replace(old, new)
+    return {"pyproject.toml": project, "PKG-INFO": build_wheel.metadata()["METADATA"]}
+
+
 def sources(out, version, time):
     """The files of the commit, and the crates that Cargo.lock names; cargo finds the crates."""
     folder = WORK / "sources"
@@ -94,6 +105,8 @@ def sources(out, version, time):
     (folder / ".cargo").mkdir(exist_ok=True)
     with (folder / ".cargo/config.toml").open("a") as config:
         config.write(f"# The crates of this release, so that cargo needs no network.\n{place}")
+    for name, text in sdist_files().items():
+        (folder / name).write_text(text)
     pack(out / f"devicemesh-{version}.tar.gz", files_below(folder, f"devicemesh-{version}"), time)
 
 

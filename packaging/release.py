@@ -3,7 +3,8 @@
 
   1. It checks the tree, the version and the changelog, and fetches the tools that make the site.
   2. It writes the version wherever it stands, gives the changelog's section Unreleased the version
-     and the date, records the C ABI, and commits that.
+     and the date, and records the C ABI. cargo-semver-checks compares the Rust API with that of the
+     release before, from 0.2.0 on. Then it commits.
   3. It packs the crates and builds each from the packed files alone (crates.py).
   4. It builds everything else in target/dist/VERSION: sources, binaries, packages, the site and
      checksums (dist.py).
@@ -56,24 +57,33 @@ def present(root):
     return re.search(r'^version = "(.+)"$', (root / "Cargo.toml").read_text(), re.M).group(1)
 
 
+def releases(root):
+    """The versions that have a tag."""
+    return [tag[1:] for tag in git("tag", "--list", "v*", cwd=root).split() if VERSION.fullmatch(tag[1:])]
+
+
+def release_before(root, version):
+    """The newest release before a version whose Rust API that version must keep. None before 0.2.0,
+    which was the first with an API to keep."""
+    before = [released for released in releases(root) if (0, 2, 0) <= numbers(released) < numbers(version)]
+    return max(before, key=numbers, default=None)
+
+
 def check(root, version):
     """Refuses a tree that is not clean, and a version that cannot follow what is there."""
     if not VERSION.fullmatch(version):
         raise Refused(f"{version!r} is no version such as 1.2.3")
     if changes := git("status", "--porcelain", cwd=root):
         raise Refused(f"these files are not committed:\n{changes}")
-    tags = git("tag", "--list", "v*", cwd=root).split()
-    if f"v{version}" in tags:
+    released = releases(root)
+    if version in released:
         raise Refused(f"the tag v{version} is there already")
-    released = [tag[1:] for tag in tags if VERSION.fullmatch(tag[1:])]
-    newest = max(released, key=numbers, default=None)
     # A fix of an older series may be released after a newer series.
     same = [tag for tag in released if series(tag) == series(version)]
     if same and numbers(version) < max(map(numbers, same)):
         raise Refused(f"v{max(same, key=numbers)} is newer than {version}")
     if numbers(version) < numbers(present(root)) and not same:
         raise Refused(f"Cargo.toml has {present(root)}, which is newer than {version}")
-    return newest
 
 
 def places(version):
@@ -141,13 +151,21 @@ def run(*command, cwd, **options):
         raise Refused(f"{' '.join(map(str, command))}: exit code {done.returncode}")
 
 
-def lacking():
+def compare_rust_api(root, version):
+    """Refuses a version that breaks the Rust API more than Cargo's rules for versions allow."""
+    if before := release_before(root, version):
+        run("cargo", "semver-checks", "--package", "devicemesh", "--baseline-rev", f"v{before}", cwd=root)
+
+
+def lacking(version):
     """The tools and targets that a release needs, and this machine does not have."""
     tools = {
         "abidw": "abigail-tools", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
         "dpkg-deb": "dpkg", "cc": "gcc", "c++": "g++"
     }
     missing = [f"{tool} (Debian: {package})" for tool, package in tools.items() if not shutil.which(tool)]
+    if release_before(ROOT, version) and not shutil.which("cargo-semver-checks"):
+        missing.append("cargo-semver-checks (cargo install cargo-semver-checks --locked)")
     sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True).stdout.strip()
     # The site's tools are installed into an environment of their own.
     if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
@@ -170,7 +188,7 @@ def dry_run(version, date):
         # Cargo compares the versions of the crates with Cargo.lock here.
         run(sys.executable, "packaging/crates.py", "--list", "--allow-dirty", "--out", Path(scratch) / "crates", cwd=clone,
             env={**os.environ, "CARGO_NET_OFFLINE": os.environ.get("CARGO_NET_OFFLINE", "true")})
-    for what in lacking():
+    for what in lacking(version):
         print(f"a release here would need {what}")
     if not (ROOT / "target/site-venv/requirements.txt").exists():
         print("a release here would first fetch Sphinx and doxygen, so it would need the network")
@@ -179,13 +197,14 @@ def dry_run(version, date):
 
 def release(version, date):
     check(ROOT, version)
-    if missing := lacking():
+    if missing := lacking(version):
         raise Refused("this machine lacks " + ", ".join(missing))
     before = git("rev-parse", "HEAD", cwd=ROOT)
     # Sphinx and doxygen are fetched into target/ before anything is changed.
     run(sys.executable, "docs/site/build.py", "--tools", cwd=ROOT)
     try:
         prepare(ROOT, version, date)
+        compare_rust_api(ROOT, version)
         git("add", "--all", cwd=ROOT)
         git("commit", "--quiet", "--message", f"Release {version}", cwd=ROOT)
         run(sys.executable, "packaging/crates.py", cwd=ROOT)
@@ -198,7 +217,7 @@ def release(version, date):
     print(f"""v{version} is tagged, and its files are in target/dist/{version}. To publish it:
   git push origin HEAD v{version}
   cargo publish --workspace --locked
-  twine upload target/dist/{version}/*.whl""")
+  twine upload target/dist/{version}/*.whl target/dist/{version}/devicemesh-{version}.tar.gz""")
 
 
 def main():

@@ -3,7 +3,7 @@
 bare-dist`). It needs root and debootstrap. It uses the network only to make the root file system
 and to fetch NumPy for the road pip.
 
-    bare_dist.py [--suite trixie] [--roads deb,tree,pip,musl,sources,crates] [--dist FOLDER] [--keep]
+    bare_dist.py [--suite trixie] [--roads deb,tree,pip,musl,sources,sdist,crates] [--dist FOLDER] [--keep]
 
 Each road gets a fresh copy of the root, installs, and trains or sums with what it has installed:
 
@@ -12,9 +12,10 @@ Each road gets a fresh copy of the root, installs, and trains or sums with what 
   pip      the wheel from its file alone, in a virtual environment; a project of `devicemesh new`
   musl     the static tool where no C library can be found
   sources  the tarball of the sources: `make install` builds it with its own crates
+  sdist    the same tarball, which pip builds; a project of `devicemesh new`
   crates   a Rust project of `devicemesh new` that uses the packed crates (crates.py) by version
 
-The two last roads need Rust 1.85, which Debian 13 has."""
+The three last roads need Rust 1.85, which Debian 13 has."""
 
 import argparse
 import json
@@ -63,17 +64,26 @@ def tree(dist, work):
     return ["ldconfig", SUM]
 
 
-def pip(dist, work):
-    shutil.copy(one(dist, "devicemesh-*x86_64.whl"), work)
+def with_pip(package, work):
+    """Installs a file with pip in a virtual environment, and trains."""
+    shutil.copy(package, work)
     # The project calculates with NumPy, whose wheel is fetched for the Python of the root.
     python = next((work.parent / "usr/lib").glob("python3.*")).name.removeprefix("python")
     run(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--no-deps", "--python-version", python,
         "--platform=manylinux_2_27_x86_64", "--platform=manylinux2014_x86_64", "--dest", work, "numpy")
     return [
-        "python3 -m venv /env && /env/bin/pip install --quiet --no-index /made/*.whl",
+        f"python3 -m venv /env && /env/bin/pip install --quiet --no-index /made/numpy*.whl /made/{package.name}",
         "/env/bin/devicemesh new trainer --python",
         f"cd trainer && PATH=/env/bin:$PATH devicemesh run -n 8 -- python train.py >said && {TRAINED}",
     ]
+
+
+def pip(dist, work):
+    return with_pip(one(dist, "devicemesh-*x86_64.whl"), work)
+
+
+def sdist(dist, work):
+    return with_pip(one(dist, f"devicemesh-{VERSION}.tar.gz"), work)
 
 
 def musl(dist, work):
@@ -114,7 +124,7 @@ def crate_road(dist, work):
     ]
 
 
-ROADS = {"deb": deb, "tree": tree, "pip": pip, "musl": musl, "sources": sources, "crates": crate_road}
+ROADS = {"deb": deb, "tree": tree, "pip": pip, "musl": musl, "sources": sources, "sdist": sdist, "crates": crate_road}
 
 
 def take(name, options):

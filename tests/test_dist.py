@@ -5,6 +5,7 @@ seen of whole releases."""
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,21 @@ def test_changes_that_are_not_committed_are_named(tmp_path, monkeypatch):
     write(tmp_path / "forgotten.txt", "")
     with pytest.raises(SystemExit, match="not committed.*\n.*forgotten.txt"):
         dist.committed(False)
+
+
+def test_pip_takes_the_sources_as_an_sdist(tmp_path):
+    """pip asks the backend for the metadata alone, because a build takes minutes. tests/bare_dist.py builds."""
+    top = tmp_path / f"devicemesh-{VERSION}"
+    for name in ("Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "bindings/python/build_wheel.py", "bindings/python/pyproject.toml",
+                 "bindings/python/README.md"):
+        write(top / name, (ROOT / name).read_text())
+    for name, text in dist.sdist_files().items():
+        write(top / name, text)
+    archive = tmp_path / f"{top.name}.tar.gz"
+    dist.pack(archive, dist.files_below(top, top.name), TIME)
+    assert re.match(rf"Metadata-Version: 2.1\nName: devicemesh\nVersion: {VERSION}\n", (top / "PKG-INFO").read_text())
+    said = run(sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", archive, PIP_DISABLE_PIP_VERSION_CHECK="1")
+    assert f"Would install devicemesh-{VERSION}\n" in said
 
 
 def ar(members):

@@ -32,15 +32,16 @@ def run(*command, cwd=PACKAGE, timeout=600, **variables):
     flags = "-mod=mod '-gcflags=all=-N -l -dwarf=false' '-ldflags=-s -w'"
     own = {"GOFLAGS": flags, "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off",
            "GOCACHE": FOLDER / "cache", "GOPATH": FOLDER / "path", "CGO_ENABLED": "1", "XDG_CONFIG_HOME": FOLDER / "config"}
-    return processes.run(*command, cwd=cwd, timeout=timeout, env=processes.environment(**own, **variables), merged=True).stdout
+    return processes.run(*command, cwd=cwd, timeout=timeout, env=processes.environment(**{**own, **variables}), merged=True).stdout
 
 
 def toolchain():
     """The folder with go and gofmt."""
     wanted = tuple(int(number) for number in re.search(r"^go (\d+)\.(\d+)", (PACKAGE / "go.mod").read_text(), re.M).groups())
     found = shutil.which("go")
+    # An old Go does not understand the quotes in GOFLAGS.
     if found and shutil.which("gofmt", path=Path(found).resolve().parent):
-        version = re.search(r"go(\d+)\.(\d+)", run(found, "version", cwd=ROOT))
+        version = re.search(r"go(\d+)\.(\d+)", run(found, "version", cwd=ROOT, GOFLAGS=""))
         if version and tuple(map(int, version.groups())) >= wanted:
             return Path(found).resolve().parent
     folder = FOLDER / f"toolchain-{GO}"

@@ -4,6 +4,7 @@ in a fresh environment."""
 import fcntl
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -169,13 +170,8 @@ def test_nobody_serves(python):
 CLEAN = {"DM_LIBRARY": "", "PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-# test_readme.py has pip install the package into a fresh environment, too.
-@pytest.mark.long
-def test_package_in_a_fresh_environment(tmp_path):
-    """pip install ./bindings/python, used from elsewhere."""
-    fresh = tmp_path / "fresh"
-    run(sys.executable, "-m", "venv", fresh, cwd=tmp_path)
-    run(fresh / "bin/pip", "install", PACKAGE, cwd=tmp_path, timeout=580, **CLEAN)
+def trains(fresh, tmp_path):
+    """Runs the README's example in a virtual environment on eight processes, from another folder."""
     where = run(fresh / "bin/python", "-c", "import devicemesh._library as l; print(l.PATH)", cwd=tmp_path, **CLEAN).strip()
     assert where.startswith(str(fresh)) and where.endswith("/_native/libdevicemesh.so"), where
     example = re.search(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.S).group(1)
@@ -188,6 +184,45 @@ def test_package_in_a_fresh_environment(tmp_path):
     for tool in ([fresh / "bin/python", "-m", "devicemesh"], [fresh / "bin/devicemesh"]):
         output = run(*tool, "run", "-n", 8, "--", fresh / "bin/python", program, cwd=tmp_path, **CLEAN)
         assert output.count("fine") == 8, output
+
+
+# test_readme.py has pip install the package into a fresh environment, too.
+@pytest.mark.long
+def test_package_in_a_fresh_environment(tmp_path):
+    """pip install ./bindings/python, used from elsewhere."""
+    run(sys.executable, "-m", "venv", tmp_path / "fresh", cwd=tmp_path)
+    run(tmp_path / "fresh/bin/pip", "install", PACKAGE, cwd=tmp_path, timeout=580, **CLEAN)
+    trains(tmp_path / "fresh", tmp_path)
+
+
+def interpreters():
+    """The interpreters of this machine from Python 3.9 on, one for each version. pyenv has some
+    that are not on the PATH."""
+    found = {}
+    for minor in range(9, 20):
+        places = [shutil.which(f"python3.{minor}"), *Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3")]
+        for place in filter(None, places):
+            # A command of pyenv's fails where its version is not chosen.
+            asked = subprocess.run([place, "-c", "import ensurepip, sys; print(sys.version_info.minor)"], capture_output=True, text=True)
+            if asked.stdout.strip() == str(minor):
+                found[f"3.{minor}"] = place
+    return found
+
+
+# It takes some seconds for each version.
+@pytest.mark.long
+def test_one_wheel_serves_every_python(python, tmp_path):
+    run(python, PACKAGE / "build_wheel.py", tmp_path, cwd=tmp_path, timeout=580)
+    (wheel,) = tmp_path.glob("*.whl")
+    found = interpreters()
+    assert found, "not even the Python of this machine"
+    for version, interpreter in found.items():
+        folder = tmp_path / version
+        run(interpreter, "-m", "venv", folder / "fresh", cwd=tmp_path)
+        # An older pip leaves a file there.
+        run(folder / "fresh/bin/pip", "install", wheel, cwd=tmp_path, **CLEAN, TMPDIR=folder)
+        trains(folder / "fresh", folder)
+    print(f"the wheel works with Python {', '.join(found)}")
 
 
 FAKE_CARGO = """#!{python}

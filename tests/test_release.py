@@ -60,6 +60,17 @@ def test_versions_that_cannot_be_released(copy):
         git(copy, "tag", "--delete", f"v{VERSION}", f"v{major}.{minor}.{patch + 4}")
 
 
+def test_the_release_whose_rust_api_must_be_kept(copy):
+    tags = ["v0.1.0", "v0.2.0", "v0.2.10", "v0.2.9", "v0.3.0", "v0.3.0-rc1"]
+    for tag in tags:
+        git(copy, "tag", tag)
+    try:
+        before = {version: release.release_before(copy, version) for version in ("0.2.0", "0.2.1", "0.2.11", "0.3.0", "1.0.0")}
+    finally:
+        git(copy, "tag", "--delete", *tags)
+    assert before == {"0.2.0": None, "0.2.1": "0.2.0", "0.2.11": "0.2.10", "0.3.0": "0.2.10", "1.0.0": "0.3.0"}
+
+
 def test_a_tree_that_is_not_clean(copy):
     (copy / "forgotten.txt").touch()
     try:
@@ -142,9 +153,9 @@ def test_a_place_that_is_gone_is_named(copy):
 def test_what_the_site_needs_is_known(monkeypatch):
     """A release refuses a machine without venv before it commits anything."""
     venv = "Python's venv (Debian: python3-venv)"
-    assert venv not in release.lacking()
+    assert venv not in release.lacking(VERSION)
     monkeypatch.setattr(release.importlib.util, "find_spec", lambda name: None)
-    assert venv in release.lacking()
+    assert venv in release.lacking(VERSION)
 
 
 def test_the_tools_of_the_site_are_fetched_before_the_commit(monkeypatch):
@@ -155,7 +166,7 @@ def test_the_tools_of_the_site_are_fetched_before_the_commit(monkeypatch):
         commands.append(command[1:])
         raise release.Refused("no Sphinx")
 
-    for name, value in (("check", lambda *_: None), ("lacking", list), ("run", fail), ("prepare", None)):
+    for name, value in (("check", lambda *_: None), ("lacking", lambda version: []), ("run", fail), ("prepare", None)):
         monkeypatch.setattr(release, name, value)
     with pytest.raises(release.Refused, match="no Sphinx"):
         release.release(VERSION, "2026-12-01")

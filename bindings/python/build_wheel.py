@@ -166,7 +166,7 @@ def build_editable(wheel_directory: str, config_settings: object = None, metadat
 
 
 def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
-    raise RuntimeError("the library's source is the whole repository: install from a checkout of it, or a wheel")
+    raise RuntimeError("the sources of the package are the whole repository: `make dist` packs them so that pip can build them")
 
 
 if __name__ == "__main__":

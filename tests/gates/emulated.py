@@ -2,11 +2,12 @@
 
 The ranks and the library are those of 64-bit ARM. qemu translates their instructions, and the
 kernel is this machine's own. The tool that starts the ranks is this machine's: it starts itself
-again, which an emulated process can do only where the kernel knows qemu (binfmt_misc). This shows what depends on the instruction set and on types of
-the C compiler (char is unsigned there). It does not show the memory order of real ARM processors:
-qemu keeps the order of x86-64 where it runs there."""
+again, which an emulated process can do only where the kernel knows qemu (binfmt_misc).
 
-import functools
+This shows what depends on the instruction set and on types of the C compiler (char is unsigned
+there). It does not show the memory order of real ARM processors: qemu keeps the order of x86-64
+where it runs there."""
+
 import shutil
 
 from harness import STRICT, TARGET, Failure, Skip, launcher, programs, run
@@ -19,7 +20,6 @@ COMPILERS = {".c": [f"{CROSS}-gcc", "-std=c11", "-D_GNU_SOURCE"], ".cpp": [f"{CR
 # The C library of the other processor, from the packages of the cross compiler.
 LIBC = f"/usr/{CROSS}"
 
-
 # Programs that test what qemu does not do, and why.
 LEFT_OUT = {
     "fork.c": "the memory of a child is not wiped, because qemu takes madvise(MADV_WIPEONFORK) and does nothing",
@@ -27,6 +27,12 @@ LEFT_OUT = {
     "library_threads.c": "as above",
 }
 
+# The programs of the quick gate, with their numbers of ranks. They cover the algebra, joining,
+# collectives of every type, groups, events, recovery and shrinking.
+QUICK = {
+    ("c", "collectives", 4), ("c", "comms", 2), ("c", "events", 4), ("c", "group_abort", 2), ("c", "mesh", 8), ("c", "ragged", 4),
+    ("c", "recover", 8), ("c", "reductions", 2), ("c", "shrink", 8), ("c", "threads", 2), ("cpp", "collectives", 8),
+}
 
 # Many machines with 64-bit ARM have pages of 64 KiB. These programs run once more with such pages:
 # they map every kind of memory that the library and the host engine share between processes.
@@ -73,25 +79,47 @@ def build(compiler, source, program):
     return [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", source, "-x", "none", *link, "-o", program]
 
 
-def gate():
-    qemu = prepared()
-    cargo("build", qemu=qemu)
+def built(qemu, *arguments):
+    """Builds for the other processor with these arguments of cargo's, and this machine's tool."""
+    cargo("build", *arguments, qemu=qemu)
     run(["cargo", "build", "--release", "--quiet", "--package", "devicemesh-tool"], timeout=1800)
     # The gate would show nothing if it ran the library of this machine.
     header = (LIBRARY / "libdevicemesh.so").read_bytes()[:20]
     if header[18] != 183:
         raise Failure(f"{LIBRARY}/libdevicemesh.so is for machine {header[18]} of ELF, not for 64-bit ARM (183)")
 
+
+def run_programs(qemu, only, pages=()):
+    """Runs the programs for which `only(source, ranks)` holds, and returns how many there were."""
+    def start(program, count):
+        return [*launcher(TARGET / "release", count), *qemu, *pages, program], {"DM_TMP": str(FOLDER / "programs")}
+    return programs(FOLDER / "programs", COMPILERS, build, start, 10, only)
+
+
+def run_reductions(qemu):
+    """Runs the tests of the reductions, whose kernels have instructions of their own for this
+    processor, and returns how many there were."""
+    output = cargo("test", "--package", "hostccl-reduce", "--lib", qemu=qemu)
+    return sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
+
+
+def gate():
+    qemu = prepared()
+    built(qemu)
     shown = run([*qemu, LIBRARY / "devicemesh", "show", "2,4", "replicate,shard", "--rank", 6])
     if "rank 6 is at (replicate=1, shard=2)" not in shown:
         raise Failure(f"the tool of 64-bit ARM shows another mesh:\n{shown}")
-
-    def start(program, count, pages=()):
-        return [*launcher(TARGET / "release", count), *qemu, *pages, program], {"DM_TMP": str(FOLDER / "programs")}
-    passed = programs(FOLDER / "programs", COMPILERS, build, start, 10, lambda source, _: source.name not in LEFT_OUT)
+    passed = run_programs(qemu, lambda source, _: source.name not in LEFT_OUT)
     print("     with pages of 64 KiB:", flush=True)
-    passed += programs(FOLDER / "programs", COMPILERS, build, functools.partial(start, pages=LARGE_PAGES), 10,
-                       lambda source, _: source.name in WITH_LARGE_PAGES)
-    # The kernels of the reductions have instructions of their own for this processor.
-    output = cargo("test", "--package", "hostccl-reduce", "--lib", qemu=qemu)
-    return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
+    passed += run_programs(qemu, lambda source, _: source.name in WITH_LARGE_PAGES, LARGE_PAGES)
+    return passed + run_reductions(qemu)
+
+
+def quick():
+    """The library and the programs of QUICK alone."""
+    qemu = prepared()
+    built(qemu, "--package", "devicemesh", "--lib")
+    passed = run_programs(qemu, lambda source, count: (source.suffix[1:], source.stem, count) in QUICK)
+    if passed != len(QUICK):
+        raise Failure(f"{passed} programs ran, and {len(QUICK)} are in QUICK of tests/gates/emulated.py")
+    return passed + run_reductions(qemu)
