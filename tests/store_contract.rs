@@ -15,11 +15,12 @@ use devicemesh::rendezvous::store::{
 use devicemesh::wait::{Wait, Watch};
 use every_store::{Table, callbacks, soon, subjects};
 
-/// Checks that the call waits until its deadline, and not much longer. A busy machine may need two
-/// seconds more.
-fn is_late(timeout: Duration, wait: impl FnOnce() -> Result<()>) -> Error {
+/// Checks that the call waits until its deadline, which is 300 ms away, and not much longer. A busy
+/// machine may need two seconds more.
+fn is_late(call: impl FnOnce(&Wait) -> Result<()>) -> Error {
+    let timeout = Duration::from_millis(300);
     let began = Instant::now();
-    let error = wait().unwrap_err();
+    let error = call(&Wait::after(timeout)).unwrap_err();
     let waited = began.elapsed();
     assert_eq!(error.status(), Status::Timeout, "{error}");
     assert!(waited >= timeout && waited < timeout + Duration::from_secs(3), "{waited:?}: {error}");
@@ -138,8 +139,7 @@ fn get_waits_for_the_key_until_its_deadline() {
         assert_eq!(store.get("later", &soon()).unwrap(), b"here", "{}", store.name());
         setter.join().unwrap();
 
-        let timeout = Duration::from_millis(300);
-        let error = is_late(timeout, || store.get("never", &Wait::after(timeout)).map(drop));
+        let error = is_late(|wait| store.get("never", wait).map(drop));
         assert!(error.message().contains("never") && error.message().contains("300 ms"), "{error}");
         // It is as good as before.
         assert_eq!(store.get("later", &soon()).unwrap(), b"here");
@@ -157,8 +157,7 @@ fn get_any_waits_for_whichever_comes_first() {
         store.set("second", b"too", &soon()).unwrap();
         assert_eq!(store.get_any(&["first", "second", "third"], &soon()).unwrap(), (1, b"too".to_vec()));
 
-        let timeout = Duration::from_millis(300);
-        is_late(timeout, || store.get_any(&["no", "neither"], &Wait::after(timeout)).map(drop));
+        is_late(|wait| store.get_any(&["no", "neither"], wait).map(drop));
         // It is as good as before.
         assert_eq!(store.get("third", &soon()).unwrap(), b"here");
     }
@@ -213,10 +212,8 @@ fn an_arrival_may_end_early_or_wait_for_nothing() {
         let refuse = &mut |_| Err(Error::new(Status::Mismatch, "no"));
         let error = store.arrive(&arrival, &["all"], refuse, &soon()).unwrap_err();
         assert_eq!((error.status(), error.message()), (Status::Mismatch, "no"), "{}", store.name());
-        let timeout = Duration::from_millis(300);
-        let wait = Wait::after(timeout);
         let only_note = Arrival { note: Some(("here", b"me")), count: None };
-        let error = is_late(timeout, || store.arrive(&only_note, &["all"], &mut |_| Ok(()), &wait).map(drop));
+        let error = is_late(|wait| store.arrive(&only_note, &["all"], &mut |_| Ok(()), wait).map(drop));
         assert!(error.message().contains("all"), "{error}");
         assert_eq!(store.arrive(&arrival, &[], &mut |_| Ok(()), &soon()).unwrap(), None);
         assert_eq!(store.try_get("all", &soon()).unwrap().as_deref(), Some(&b"1"[..]), "{}", store.name());

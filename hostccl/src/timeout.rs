@@ -43,7 +43,7 @@ fn parse(value: Option<&OsStr>) -> Result<Option<Duration>> {
     }
     let millis: u64 = digits.parse().ok().filter(|millis| *millis <= MOST_MILLIS).ok_or_else(|| {
         Error::argument(format!(
-            "HOSTCCL_TIMEOUT_MS is {text:?}: it must be a whole number of milliseconds from 0 (no limit) to {MOST_MILLIS}"
+            "HOSTCCL_TIMEOUT_MS is {text:?}: it must be a whole number of milliseconds from 0 (as without the variable) to {MOST_MILLIS}"
         ))
     })?;
     Ok(from_millis(millis))

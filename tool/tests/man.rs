@@ -47,7 +47,9 @@ fn the_help_has_all_variables_that_the_ranks_get() {
     let help = tool(&["run", "--help"]);
     let (_, listed) = help.split_once("The ranks get:").unwrap();
     let words: Vec<&str> = listed.split([' ', ',', '\n', '=']).collect();
-    for name in variables.lines().filter_map(|line| Some(line.split_once('=')?.0)) {
+    // A tool that was built to count lines sets variables for the next process.
+    let names = variables.lines().filter_map(|line| Some(line.split_once('=')?.0));
+    for name in names.filter(|name| !name.starts_with("__LLVM_PROFILE")) {
         assert!(words.contains(&name), "{name}: {listed}");
     }
 }
