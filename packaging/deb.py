@@ -17,10 +17,12 @@ import subprocess
 import time as clock
 from pathlib import Path
 
+from sysroot import GLIBC
+from versions import series
+
 ROOT = Path(__file__).resolve().parent.parent
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MAINTAINER = "The libdevicemesh authors <maintainers@libdevicemesh.invalid>"
-GLIBC = "2.27"
 ABOUT = """\
  A job says that it is (replicate=2, shard=4), and gets a ready communicator for
  every dimension of that mesh: a raw ncclComm_t of NCCL on GPUs, or of the
@@ -49,15 +51,9 @@ OVERRIDES = {
 }
 
 
-def soversion(version):
-    """The version in the SONAME: with the minor version until 1.0."""
-    major, minor, _ = version.split(".")
-    return f"{major}.{minor}" if major == "0" else major
-
-
 def described(version):
     """For each package: its section, its relations, what it is, and which files it has."""
-    so, own = soversion(version), f"(= {version}-1)"
+    so, own = series(version), f"(= {version}-1)"
     glibc = f"libc6 (>= {GLIBC})"
     library = {"Section": "libs", "Multi-Arch": "same", "Depends": f"{glibc}, libgcc-s1 (>= 3.3)"}
     return {
@@ -120,8 +116,8 @@ def package(tree, name, described_as, architecture, version, time, out):
     }
     write(folder / "DEBIAN/control", "".join(f"{key}: {value}\n" for key, value in control.items()) + ABOUT)
     if fields["Section"] == "libs":
-        library = name.removesuffix(soversion(version))
-        write(folder / "DEBIAN/shlibs", f"{library} {soversion(version)} {name} (>= {version})\n")
+        library = name.removesuffix(series(version))
+        write(folder / "DEBIAN/shlibs", f"{library} {series(version)} {name} (>= {version})\n")
         write(folder / "DEBIAN/triggers", "activate-noawait ldconfig\n")
     for path in folder.rglob("*"):
         if path.is_symlink():

@@ -38,6 +38,7 @@ import binaries
 import deb
 import sbom
 import sysroot
+import versions
 from binaries import run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,7 +167,7 @@ def main():
     own = platform.machine()
     machines = [own, *(machine for machine in machines if machine != own)]
     wanted = set(options.machines.split(","))
-    time, version = committed(options.uncommitted), build_wheel.version()
+    time, version = committed(options.uncommitted), versions.present()
     os.environ["SOURCE_DATE_EPOCH"] = str(time)
     out = (options.out or ROOT / f"target/dist/{version}").resolve()
     if options.out is None:

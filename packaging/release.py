@@ -28,6 +28,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from versions import numbers, present, series
+
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 
@@ -41,20 +43,6 @@ def git(*arguments, cwd):
     if done.returncode != 0:
         raise Refused(f"git {' '.join(map(str, arguments))}: {done.stderr.strip()}")
     return done.stdout.strip()
-
-
-def numbers(version):
-    return tuple(int(part) for part in version.split("."))
-
-
-def series(version):
-    """The version in the SONAME: with the minor version until 1.0."""
-    return version.rpartition(".")[0] if version.startswith("0.") else version.partition(".")[0]
-
-
-def present(root):
-    """The version in Cargo.toml."""
-    return re.search(r'^version = "(.+)"$', (root / "Cargo.toml").read_text(), re.M).group(1)
 
 
 def releases(root):

@@ -20,7 +20,6 @@ The three last roads need Rust 1.85, which Debian 13 has."""
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 import tarfile
@@ -33,8 +32,9 @@ from bare_root import ROOT, run
 
 sys.path.insert(0, str(ROOT / "packaging"))
 import crates  # noqa: E402
+import versions  # noqa: E402
 
-VERSION = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+VERSION = versions.present()
 # tests/consumer/main.c prints the sum over two ranks.
 SUM = "cc /made/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
 TRAINED = "grep -q 'step 200: loss' said && tail -n 1 said"
@@ -56,7 +56,7 @@ def one(dist, pattern):
 def deb(dist, work):
     for path in dist.glob("*_amd64.deb"):
         shutil.copy(path, work)
-    return ["dpkg -i /made/*.deb", "dpkg -V libdevicemesh0.2 libdevicemesh-dev devicemesh", SUM, "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"]
+    return ["dpkg -i /made/*.deb", f"dpkg -V libdevicemesh{versions.series(VERSION)} libdevicemesh-dev devicemesh", SUM, "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"]
 
 
 def tree(dist, work):

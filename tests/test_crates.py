@@ -11,8 +11,9 @@ from support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "packaging"))
 import crates  # noqa: E402
+import versions  # noqa: E402
 
-WORKSPACE = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+WORKSPACE = versions.present()
 pytestmark = pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))
 NAMES = {"devicemesh", "devicemesh-recording", "devicemesh-tool", "hostccl", "hostccl-capi", "hostccl-reduce"}
 
@@ -83,4 +84,3 @@ def test_they_depend_on_each_other_by_the_version_of_the_workspace(packed):
         ("devicemesh", "devicemesh-recording"), ("devicemesh", "hostccl"), ("devicemesh-tool", "devicemesh"), ("devicemesh-tool", "devicemesh-recording"),
         ("hostccl", "devicemesh-recording"), ("hostccl", "hostccl-reduce"), ("hostccl-capi", "hostccl")
     ]
-
