@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,9 @@ def fetched_headers() -> Path:
     folder = ROOT / f"target/jax/headers-{JAXLIB}"
     if not (folder / "xla").exists():
         # Any interpreter can fetch it: the headers are the same for all.
-        with tempfile.TemporaryDirectory() as scratch:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A rename needs one file system, and leaves no folder that has a part of the headers.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             subprocess.run([
                 sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                 "--only-binary=:all:", "--python-version=3.11", f"--platform=manylinux_2_27_{platform.machine()}",
@@ -38,30 +41,40 @@ def fetched_headers() -> Path:
             (wheel,) = Path(scratch).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(scratch, [name for name in archive.namelist() if name.startswith("jaxlib/include/")])
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.move(f"{scratch}/jaxlib/include/xla", folder / "xla")
+            try:
+                os.rename(f"{scratch}/jaxlib/include", folder)
+            except OSError:
+                # Another process has put them there meanwhile.
+                if not (folder / "xla").exists():
+                    raise
     return folder
 
 
-def compile_handlers(headers: Path, output: Path) -> None:
+def compile_handlers(headers: Path, output: Path, compiler: str | None = None, link: list[str] | None = None, more: tuple[str, ...] = ()) -> None:
+    """Compiles the handlers. CXX and LDFLAGS in the environment stand for a compiler and arguments
+    of the linker that are not given."""
     output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f"{output.name}.{os.getpid()}")
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler.split()[0]) is None:
+    compiler = compiler or os.environ.get("CXX") or "c++"
+    words = shlex.split(compiler)
+    if shutil.which(words[0]) is None:
         raise SystemExit(f"devicemesh_jax: no C++ compiler {compiler!r} on the PATH (apt-get install g++, or name one in CXX)")
     print(f"devicemesh_jax: {compiler} compiles the XLA handlers", flush=True)
-    # LDFLAGS is for the linker alone, because it may name another C library that has no C++
-    # headers.
+    # The compiler does not get the linker's arguments, because they may name another C library,
+    # which has no C++ headers.
     part = made.with_name(f"{made.name}.o")
     subprocess.run([
-        *compiler.split(), "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror",
+        *words, "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", *more,
+        # assert() in XLA's headers writes their path into the library.
+        f"-ffile-prefix-map={ROOT}=/devicemesh", f"-ffile-prefix-map={headers}=/jaxlib",
         f"-I{ROOT / 'include'}", "-isystem", str(headers), "-c", str(HERE / "src/handlers.cpp"), "-o", str(part)
     ], check=True)
-    flags = os.environ.get("LDFLAGS", "").split()
-    subprocess.run([*compiler.split(), "-shared", str(part), "-ldl", "-Wl,-s", *flags, "-o", str(made)], check=True)
+    link = shlex.split(os.environ.get("LDFLAGS", "")) if link is None else link
+    subprocess.run([*words, "-shared", str(part), "-ldl", "-Wl,-s", *link, "-o", str(made)], check=True)
     part.unlink()
     made.rename(output)
 
 
 if __name__ == "__main__":
-    compile_handlers(Path(sys.argv[2]) if len(sys.argv) > 2 else fetched_headers(), Path(sys.argv[1]))
+    # A warning stops developers, and not a user whose newer compiler has new warnings.
+    compile_handlers(Path(sys.argv[2]) if len(sys.argv) > 2 else fetched_headers(), Path(sys.argv[1]), more=("-Werror",))

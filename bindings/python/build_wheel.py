@@ -1,4 +1,4 @@
-"""The build backend (PEP 517, PEP 660): cargo builds the library and the tool at the root of the repository, a zip file carries them.
+"""The build backend (PEP 517, PEP 660): cargo builds the library and the tool, and this file packs them into a wheel.
 
 It needs nothing but Python and cargo, so an installation without a network works. The wheel is for
 every Python 3, since nothing is compiled against one, and its platform tag says the oldest glibc
@@ -23,6 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 NATIVE = ("libdevicemesh.so", "devicemesh")
+# The licences in a wheel. The last one is in the sources of a release, and not in the repository.
+LICENCES = [ROOT / name for name in ("LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY-LICENSES")]
 
 
 def build() -> list[Path]:
@@ -61,8 +63,8 @@ def native(into: Path) -> list[Path]:
 
 def oldest_glibc(binaries: list[Path]) -> str:
     """manylinux_2_N for the newest symbol version of glibc that a binary asks for (PEP 600)."""
-    # The names stand in the dynamic string table; elsewhere in a file such bytes could only make
-    # the tag more careful.
+    # The versions are in the dynamic string table. Equal bytes elsewhere in the file could only
+    # raise the version in the tag.
     versions = {(int(major), int(minor))
                 for binary in binaries
                 for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", binary.read_bytes())}
@@ -85,28 +87,41 @@ def version() -> str:
     return found.group(1)
 
 
+def licences() -> dict[str, str]:
+    """The licences for a .dist-info folder."""
+    return {f"licenses/{path.name}": path.read_text(encoding="utf-8") for path in LICENCES if path.exists()}
+
+
 def metadata() -> dict[str, str]:
-    """The files of the .dist-info folder, but for RECORD and WHEEL."""
+    """The files of the .dist-info folder, except RECORD and WHEEL."""
     project = (HERE / "pyproject.toml").read_text()
     summary = re.search(r'^description = "(.+)"', project, re.M)
     scripts = re.search(r"^\[project.scripts\]\n((?:\w.*\n)+)", project, re.M)
     assert summary and scripts, "pyproject.toml has a description and a script"
     head = (
-        f"Metadata-Version: 2.1\nName: devicemesh\nVersion: {version()}\nSummary: {summary.group(1)}\nLicense: Apache-2.0 OR MIT\n"
+        f"Metadata-Version: 2.2\nName: devicemesh\nVersion: {version()}\nSummary: {summary.group(1)}\nLicense: Apache-2.0 OR MIT\n"
         "Requires-Python: >=3.9\nProvides-Extra: numpy\nRequires-Dist: numpy; extra == 'numpy'\nDescription-Content-Type: text/markdown\n")
     return {
         "METADATA": head + "\n" + (HERE / "README.md").read_text(),
         "entry_points.txt": "[console_scripts]\n" + scripts.group(1).replace('"', ""),
-        **{f"licenses/{name}": (ROOT / name).read_text() for name in ("LICENSE-APACHE", "LICENSE-MIT")},
+        **licences(),
     }
 
 
-def write(folder: str, files: dict[str, bytes | Path], platform_tag: str) -> str:
-    """Writes the wheel. Equal files give equal bytes."""
-    info = f"devicemesh-{version()}.dist-info"
-    files = {**files, **{f"{info}/{name}": text.encode() for name, text in metadata().items()}}
+def contents(binaries: list[Path]) -> dict[str, bytes | Path]:
+    """The files of the package by their names in the wheel."""
+    package = HERE / "devicemesh"
+    sources = sorted([*package.glob("*.py"), package / "py.typed"])
+    return {**{f"devicemesh/{path.name}": path.read_bytes() for path in sources}, **{f"devicemesh/_native/{path.name}": path for path in binaries}}
+
+
+def write(folder: str, files: dict[str, bytes | Path], platform_tag: str, project: str = "devicemesh", texts: dict[str, str] | None = None) -> str:
+    """Writes the wheel of a project, whose .dist-info folder gets the texts, those of metadata()
+    unless they are given. Equal files give equal bytes."""
+    info = f"{project}-{version()}.dist-info"
+    files = {**files, **{f"{info}/{name}": text.encode() for name, text in (texts or metadata()).items()}}
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: devicemesh\nRoot-Is-Purelib: false\nTag: py3-none-{platform_tag}\n".encode()
-    name = f"devicemesh-{version()}-py3-none-{platform_tag}.whl"
+    name = f"{project}-{version()}-py3-none-{platform_tag}.whl"
     record = []
     with zipfile.ZipFile(Path(folder) / name, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
         for path, content in files.items():
@@ -139,13 +154,9 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:
-    package = HERE / "devicemesh"
-    sources = sorted([*package.glob("*.py"), package / "py.typed"])
     with tempfile.TemporaryDirectory() as folder:
         binaries = native(Path(folder))
-        files: dict[str, bytes | Path] = {f"devicemesh/{path.name}": path.read_bytes() for path in sources}
-        files.update({f"devicemesh/_native/{path.name}": path for path in binaries})
-        return write(wheel_directory, files, tag(binaries))
+        return write(wheel_directory, contents(binaries), tag(binaries))
 
 
 def get_requires_for_build_editable(config_settings: object = None) -> list[str]:
@@ -153,8 +164,9 @@ def get_requires_for_build_editable(config_settings: object = None) -> list[str]
 
 
 def build_editable(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:
-    """The package where it lies. It finds the library and the tool in the checkout's target/release,
-    so they are copied to that folder where cargo has another one."""
+    """A wheel that points to the package in the checkout. The package finds the library and the tool
+    in the checkout's target/release, so they are copied to that folder where cargo has another
+    one."""
     binaries, release = build(), ROOT / "target/release"
     for binary in binaries:
         if not (release / binary.name).exists() or not binary.samefile(release / binary.name):

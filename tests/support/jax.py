@@ -19,8 +19,8 @@ HANDLERS = FOLDER / "libdevicemesh_jax.so"
 # is supported; the handlers are the same for all.
 JAX = os.environ.get("DM_JAX_VERSION") or "0.10.2"
 PINNED = [f"jax=={JAX}", f"jaxlib=={JAX}", "numpy==2.4.6", "scipy==1.17.1", "ml_dtypes==0.5.4", "opt_einsum==3.4.0"]
-# The packages that check the types and build the wheel.
-TOOLS = ["setuptools==80.9.0", "mypy==1.18.2"]
+# The package that checks the types.
+TOOLS = ["mypy==1.18.2"]
 # Python compiles the modules that a test imports, and no others, into a folder of their own.
 BYTECODE = {"PYTHONPYCACHEPREFIX": str(FOLDER / f"bytecode-{JAX}")}
 
