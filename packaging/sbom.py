@@ -1,7 +1,7 @@
 """The bill of materials of a release: which crates are linked into its files (CycloneDX 1.5, JSON).
 
-`make dist` writes it, from what `cargo metadata` says and from the checksums in Cargo.lock. Crates
-that only the tests or the build use are left out. Equal sources give equal bytes: the serial number
+`make dist` writes it, from what `cargo tree` and `cargo metadata` say and from the checksums in
+Cargo.lock. Crates that only the tests or the build use are left out. Equal sources give equal bytes: the serial number
 follows from the content, and the time is that of the commit.
 
 cargo-cyclonedx would write one such file for each package of the workspace, with random serial
@@ -17,18 +17,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # The packages whose output a release ships.
 SHIPPED = ["devicemesh", "devicemesh-tool", "hostccl-capi"]
-TRIPLES = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
+TRIPLES = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-musl"]
 
 
-def metadata(triple):
-    """Returns what cargo says of the workspace for a machine. It needs no network where the crates
-    are there, as after any build."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", triple]
+def cargo(*command):
+    """Returns what cargo says of the workspace. It needs no network where the crates are there, as
+    after any build."""
     for more in (["--offline"], []):
-        done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(["cargo", *command, "--locked", *more], cwd=ROOT, capture_output=True, text=True)
         if done.returncode == 0:
-            return json.loads(done.stdout)
-    raise SystemExit(f"sbom: {' '.join(command)}: {done.stderr.strip()}")
+            return done.stdout
+    raise SystemExit(f"sbom: cargo {' '.join(command)}: {done.stderr.strip()}")
 
 
 def checksums(lock):
@@ -37,25 +36,35 @@ def checksums(lock):
     return {(name, version): digest for name, version, digest in entries}
 
 
-def linked(told):
-    """For each package that is linked into what is shipped: the packages that it links."""
-    nodes = {node["id"]: node for node in told["resolve"]["nodes"]}
-    names = {package["id"]: package["name"] for package in told["packages"]}
-    of_build = {package["id"] for package in told["packages"] if any("proc-macro" in target["kind"] for target in package["targets"])}
-    found, waiting = {}, [package for package in told["workspace_members"] if names[package] in SHIPPED]
-    while waiting:
-        package = waiting.pop()
-        if package in found:
-            continue
-        found[package] = sorted(
-            dependency["pkg"] for dependency in nodes[package]["deps"]
-            if any(kind["kind"] is None for kind in dependency["dep_kinds"]) and dependency["pkg"] not in of_build)
-        waiting += found[package]
-    return found
+def linked():
+    """The packages that are linked into what is shipped, and for each of them the packages that it
+    links, by their references. `cargo metadata` cannot say this, because it also lists optional
+    packages whose features are off."""
+    packages, edges = {}, {}
+    for triple in TRIPLES:
+        known = {reference(package): package
+                 for package in json.loads(cargo("metadata", "--format-version", "1", "--filter-platform", triple))["packages"]}
+        shipped = [word for name in SHIPPED for word in ("--package", name)]
+        told = cargo("tree", *shipped, "--edges", "normal,no-proc-macro", "--target", triple, "--prefix", "depth", "--format", "{p}")
+        # The packages from a shipped one down to that of the line before.
+        above = []
+        for depth, name, version in re.findall(r"^(\d+)(\S+) v(\S+)", told, re.M):
+            package = f"pkg:cargo/{name}@{version}"
+            packages[package] = known[package]
+            edges.setdefault(package, set())
+            above[int(depth):] = [package]
+            if len(above) > 1:
+                edges[above[-2]].add(package)
+    return packages, edges
 
 
 def reference(package):
     return f"pkg:cargo/{package['name']}@{package['version']}"
+
+
+def folder(package):
+    """The folder in which cargo has the sources of a package."""
+    return Path(package["manifest_path"]).parent
 
 
 def component(package, digests):
@@ -75,13 +84,7 @@ def component(package, digests):
 
 def document(version, time):
     """The whole text."""
-    digests, packages, edges = checksums((ROOT / "Cargo.lock").read_text()), {}, {}
-    for triple in TRIPLES:
-        told = metadata(triple)
-        known = {package["id"]: package for package in told["packages"]}
-        for package, needed in linked(told).items():
-            packages[reference(known[package])] = known[package]
-            edges.setdefault(reference(known[package]), set()).update(reference(known[other]) for other in needed)
+    digests, (packages, edges) = checksums((ROOT / "Cargo.lock").read_text()), linked()
     root = f"pkg:generic/libdevicemesh@{version}"
     edges[root] = {name for name in edges if re.fullmatch(rf"pkg:cargo/({'|'.join(SHIPPED)})@.*", name)}
     body = {
