@@ -2,24 +2,25 @@
 for a machine, linked against an old C library, and the tool as one static file.
 
 Cargo's profile `dist` (Cargo.toml) makes them smaller than `cargo build --release` does. Their
-bytes depend on the sources and the compiler alone, because no file has a path of this machine. The
-linker's arguments, which have such paths, are in a script and not in the flags of the compiler,
-because cargo derives the names of symbols from those flags."""
+bytes depend on the sources and the tools alone, because no file has a path of this machine. Cargo
+leaves the compiler's flags out of the names that it derives, because --remap-path-prefix is among
+them. The linker's arguments, which have such paths, are in a script."""
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import sysroot
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "target/dist"
+CARGO = FOLDER / "cargo"
 # The files of cargo's output that belong to a release.
-LIBRARIES = ["libdevicemesh.so", "libdevicemesh.a"]
-BINARIES = [*LIBRARIES, "libhostccl.so", "devicemesh"]
+BINARIES = ["libdevicemesh.so", "libdevicemesh.a", "libhostccl.so", "devicemesh"]
 MUSL = "x86_64-unknown-linux-musl"
 
 
@@ -29,45 +30,63 @@ def run(*command, **options):
 
 
 def cross(machine, name):
-    """The name of a program of the compiler's that works for a machine."""
+    """The name of the compiler's program (gcc, strip) that makes files for a machine."""
     return name if machine == platform.machine() else f"{machine}-linux-gnu-{name}"
-
-
-def needed(program, machine):
-    if shutil.which(program) is None:
-        sys.exit(f"dist: no {program} on the PATH, which makes binaries for {machine} (Debian: gcc-{machine.replace('_', '-')}-linux-gnu)")
-    return program
 
 
 def compiler(machine, name="gcc"):
     """The C or C++ compiler for a machine."""
     own = {"gcc": "cc", "g++": "c++"}
-    return needed(own[name] if machine == platform.machine() else cross(machine, name), machine)
+    return own[name] if machine == platform.machine() else cross(machine, name)
+
+
+def debian_package(machine, name):
+    """Debian's package that has a program (gcc, g++, strip) for a machine."""
+    package = {"strip": "binutils"}.get(name, name)
+    return package if machine == platform.machine() else f"{package}-{machine.replace('_', '-')}-linux-gnu"
 
 
 def linker(machine):
     """A script that links against the old C library of a machine."""
-    arguments = " ".join(f"'{word}'" for word in sysroot.link_arguments(machine, FOLDER))
     script = FOLDER / f"link-{machine}"
-    script.write_text(f'#!/bin/sh\nexec {compiler(machine)} "$@" {arguments}\n')
+    script.write_text(f'#!/bin/sh\nexec {compiler(machine)} "$@" {shlex.join(sysroot.link_arguments(machine, FOLDER))}\n')
     script.chmod(0o755)
     return script
 
 
+def remapped():
+    """The compiler's flags that replace the folders of this machine in what it writes. A later flag
+    wins."""
+    cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
+    # rustup may take the compiler that the repository asks for, so rustc is called there.
+    rustc = {"cwd": ROOT, "check": True, "stdout": subprocess.PIPE, "text": True}
+    rust = subprocess.run(["rustc", "--print", "sysroot"], **rustc).stdout.strip()
+    commit = re.search(r"^commit-hash: (.+)$", subprocess.run(["rustc", "-vV"], **rustc).stdout, re.M).group(1)
+    places = {
+        ROOT: "/devicemesh", cargo_home: "/cargo",
+        # Where rustup's component rust-src is installed, rustc names the files of the standard
+        # library by their place here, and otherwise by this one.
+        f"{rust}/lib/rustlib/src/rust": f"/rustc/{commit}",
+        # The name of a registry's folder contains a hash of the registry's address, which a mirror
+        # changes.
+        **{folder: "/crates" for folder in sorted(cargo_home.glob("registry/src/*"))},
+    }
+    return [f"--remap-path-prefix={place}={name}" for place, name in places.items()]
+
+
 def cargo(triple, *arguments, linker=None):
     """Calls cargo for a target of Rust, and returns the folder with what it has made."""
-    cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
-    flags = [f"--remap-path-prefix={ROOT}=/devicemesh", f"--remap-path-prefix={cargo_home}=/cargo"]
+    # The crates must be in their folders before these folders are looked for.
+    run("cargo", "fetch", "--locked", "--quiet", "--target", triple, cwd=ROOT)
     name = triple.upper().replace("-", "_")
-    environment = {**os.environ, f"CARGO_TARGET_{name}_RUSTFLAGS": " ".join(flags), "CARGO_INCREMENTAL": "0"}
-    environment["CARGO_TARGET_DIR"] = str(FOLDER / "cargo")
-    # These would take the place of the flags above.
-    for other in ("RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_TARGET"):
-        environment.pop(other, None)
+    # The variable with encoded flags goes before all others, and its flags may contain spaces.
+    environment = {**os.environ, "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(remapped()), "CARGO_INCREMENTAL": "0"}
+    environment["CARGO_TARGET_DIR"] = str(CARGO)
+    environment.pop("CARGO_BUILD_TARGET", None)
     if linker:
         environment[f"CARGO_TARGET_{name}_LINKER"] = str(linker)
     run("cargo", *arguments, "--profile", "dist", "--locked", "--quiet", "--target", triple, env=environment, cwd=ROOT)
-    return FOLDER / f"cargo/{triple}/dist"
+    return CARGO / f"{triple}/dist"
 
 
 def build(machine, into):
@@ -84,15 +103,15 @@ def build(machine, into):
         # `devicemesh why` names the functions of the shared libraries in a stack by their symbols.
         # The symbols of the tool would be a fifth of its size, and nothing reads them.
         how = "--strip-all" if name == "devicemesh" else "--strip-debug"
-        run(needed(cross(machine, "strip"), machine), how, "--enable-deterministic-archives", into / name)
+        run(cross(machine, "strip"), how, "--enable-deterministic-archives", into / name)
     return into
 
 
 def static_tool(into):
     """Builds the tool as one file that needs no C library. It needs Rust's target for musl."""
-    made = cargo(MUSL, "build", "--package", "devicemesh-tool")
+    made = cargo(MUSL, "build", "--package", "devicemesh-tool", linker=compiler("x86_64"))
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     shutil.copy(made / "devicemesh", into / "devicemesh")
-    run("strip", "--strip-all", into / "devicemesh")
+    run(cross("x86_64", "strip"), "--strip-all", into / "devicemesh")
     return into

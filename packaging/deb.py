@@ -36,7 +36,7 @@ Upstream-Name: libdevicemesh
 Files: *
 Copyright: 2026 The libdevicemesh authors
 License: Apache-2.0 or Expat
-
+{comment}
 License: Apache-2.0
  On Debian systems, the whole text is in /usr/share/common-licenses/Apache-2.0.
 
@@ -54,8 +54,9 @@ OVERRIDES = {
 def described(version):
     """For each package: its section, its relations, what it is, and which files it has."""
     so, own = series(version), f"(= {version}-1)"
-    glibc = f"libc6 (>= {GLIBC})"
-    library = {"Section": "libs", "Multi-Arch": "same", "Depends": f"{glibc}, libgcc-s1 (>= 3.3)"}
+    # libgcc1 is the name that libgcc-s1 had before Debian 11 and Ubuntu 20.04.
+    libraries = f"libc6 (>= {GLIBC}), libgcc-s1 (>= 3.3) | libgcc1 (>= 1:3.3)"
+    library = {"Section": "libs", "Multi-Arch": "same", "Depends": libraries}
     return {
         f"libdevicemesh{so}": (
             library, "meshes of ranks with a communicator for each dimension",
@@ -68,7 +69,7 @@ def described(version):
             "meshes of ranks with a communicator for each dimension (development)",
             lambda path: path.startswith("usr/include/") or path.endswith((".a", ".pc", ".cmake", ".so"))),
         "devicemesh": (
-            {"Section": "utils", "Depends": f"{glibc}, libgcc-s1 (>= 3.3)"},
+            {"Section": "utils", "Depends": libraries},
             "starts, checks and explains jobs of libdevicemesh",
             lambda path: path.startswith(("usr/bin/", "usr/share/man/", "usr/share/bash-completion/",
                                           "usr/share/zsh/", "usr/share/fish/"))),
@@ -80,12 +81,17 @@ def write(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def add_documents(folder, name, version, time, section):
+def indented(text):
+    """A text as the continuation of a field in Debian's files."""
+    return "".join(f" {line}\n" if line.strip() else " .\n" for line in text.splitlines())
+
+
+def add_documents(folder, name, version, time, section, third_party):
     """Writes the files that Debian wants in every package: copyright, changelog, and the overrides
     for lintian."""
     licence = (ROOT / "LICENSE-MIT").read_text().split("\n\n", 2)[2].strip()
-    text = "\n".join(f" {line}" if line.strip() else " ." for line in licence.splitlines())
-    write(folder / f"usr/share/doc/{name}/copyright", f"{COPYRIGHT}{text}\n")
+    text = COPYRIGHT.format(comment=f"Comment:\n{indented(third_party)}") + indented(licence)
+    write(folder / f"usr/share/doc/{name}/copyright", text)
     date = clock.strftime("%a, %d %b %Y %H:%M:%S +0000", clock.gmtime(time))
     log = f"libdevicemesh ({version}-1) unstable; urgency=medium\n\n  * New upstream release.\n\n -- {MAINTAINER}  {date}\n"
     write(folder / f"usr/share/doc/{name}/changelog.Debian.gz", gzip.compress(log.encode(), 9, mtime=0))
@@ -93,7 +99,7 @@ def add_documents(folder, name, version, time, section):
     write(folder / f"usr/share/lintian/overrides/{name}", "".join(f"# {OVERRIDES[tag]}\n{name}: {tag}\n" for tag in told))
 
 
-def package(tree, name, described_as, architecture, version, time, out):
+def package(tree, name, described_as, architecture, version, time, out, third_party):
     fields, summary, belongs = described_as
     folder = tree.parent / f"{tree.name}-{name}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -105,7 +111,7 @@ def package(tree, name, described_as, architecture, version, time, out):
     for page in folder.glob("usr/share/man/*/*"):
         write(page.with_name(f"{page.name}.gz"), gzip.compress(page.read_bytes(), 9, mtime=0))
         page.unlink()
-    add_documents(folder, name, version, time, fields["Section"])
+    add_documents(folder, name, version, time, fields["Section"], third_party)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     sums = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files]
     write(folder / "DEBIAN/md5sums", "".join(sums))
@@ -119,7 +125,7 @@ def package(tree, name, described_as, architecture, version, time, out):
         library = name.removesuffix(series(version))
         write(folder / "DEBIAN/shlibs", f"{library} {series(version)} {name} (>= {version})\n")
         write(folder / "DEBIAN/triggers", "activate-noawait ldconfig\n")
-    for path in folder.rglob("*"):
+    for path in [folder, *folder.rglob("*")]:
         if path.is_symlink():
             continue
         is_program = path.is_dir() or "usr/bin" in path.as_posix()
@@ -128,12 +134,11 @@ def package(tree, name, described_as, architecture, version, time, out):
     subprocess.run(["dpkg-deb", "--root-owner-group", "--build", "-Zxz", folder, out], check=True, stdout=subprocess.DEVNULL)
 
 
-def packages(tree, machine, version, time, out):
-    """Makes the packages of `tree`, an installation of this machine's binaries below /usr, in `out`."""
-    if shutil.which("dpkg-deb") is None:
-        raise SystemExit("deb: no dpkg-deb on the PATH, which packs the Debian packages (--parts leaves them out)")
+def packages(tree, machine, version, time, out, third_party):
+    """Makes the packages of `tree`, an installation of a machine's binaries below /usr, in `out`.
+    `third_party` is the text with the licences of the crates."""
     for name, about in described(version).items():
-        package(tree, name, about, ARCHITECTURES[machine], version, time, Path(out))
+        package(tree, name, about, ARCHITECTURES[machine], version, time, Path(out), third_party)
 
 
 def lint(packages):

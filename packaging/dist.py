@@ -12,19 +12,25 @@
   devicemesh-VERSION.cdx.json                 which crates the release contains (CycloneDX, sbom.py)
   SHA256SUMS
 
-The binaries run with glibc 2.27 and later (binaries.py, sysroot.py). Equal sources and an equal
-compiler give equal bytes: times are those of the commit, and no file has a path of this machine.
+The archives, wheels and packages have the licences of the crates in them (licences.py).
+
+The binaries run with glibc 2.27 and later (binaries.py, sysroot.py). Equal sources and equal tools
+give equal bytes: times are those of the commit, and no file has a path of this machine or a mode
+that follows from its umask.
 
     dist.py [--machines x86_64,aarch64] [--parts sources,wheels,...] [--out FOLDER] [--uncommitted]
 
-It needs cargo, and for another machine than this one that machine's Rust target and compilers
-(rustup target add aarch64-unknown-linux-gnu; Debian: g++-aarch64-linux-gnu). The static tool needs
-the target x86_64-unknown-linux-musl. deb.py says what the Debian packages need, and the handlers for
-JAX and the site need pip."""
+With --parts, --machines or --uncommitted the files go into target/dist/VERSION-part, because they
+are no release.
+
+It needs cargo, and for another machine than this one that machine's Rust target and compilers. It
+says what is missing before it builds anything. The old C library, the headers of jaxlib and the
+site's tools are fetched once, by Python and pip."""
 
 import argparse
 import gzip
 import hashlib
+import importlib.util
 import io
 import os
 import platform
@@ -36,21 +42,55 @@ from pathlib import Path
 
 import binaries
 import deb
+import licences
 import sbom
 import sysroot
 import versions
 from binaries import run
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bindings/python"))
+sys.path[:0] = [str(ROOT / "bindings/jax"), str(ROOT / "bindings/python")]
+import build_jax_wheel  # noqa: E402
 import build_wheel  # noqa: E402
 
 WORK = ROOT / "target/dist/work"
+THIRD_PARTY = WORK / licences.NAME
 PARTS = ["sources", "trees", "musl", "wheels", "jax", "debs", "site", "sbom"]
+# The parts that have the binaries of each machine.
+BUILT = {"trees", "wheels", "debs"}
+LICENCES = [ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", THIRD_PARTY]
 
 
 def output(*command, **options):
     return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, **options).stdout
+
+
+def lacking(parts, machines):
+    """The tools and targets that these parts need for these machines, and this machine does not
+    have."""
+    own = platform.machine()
+    # The tool of this machine writes the man page for all.
+    built = {own, *machines} if BUILT & set(parts) else set()
+    musl = "musl" in parts and "x86_64" in machines
+    tools = {"cargo": "cargo", "rustc": "rustc", "git": "git"}
+    tools.update({binaries.cross(machine, "strip"): binaries.debian_package(machine, "strip") for machine in [*built, *(["x86_64"] if musl else [])]})
+    tools.update({binaries.compiler(machine): binaries.debian_package(machine, "gcc") for machine in [*built, *(["x86_64"] if musl else [])]})
+    if "jax" in parts:
+        tools.update({binaries.compiler(machine, "g++"): binaries.debian_package(machine, "g++") for machine in machines})
+    if "debs" in parts:
+        tools["dpkg-deb"] = "dpkg"
+    missing = [f"{tool} (Debian: {package})" for tool, package in sorted(tools.items()) if not shutil.which(tool)]
+    # The site's tools are installed into an environment of their own.
+    if "site" in parts and not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
+        missing.append("Python's venv (Debian: python3-venv)")
+    if "jax" in parts and not importlib.util.find_spec("pip"):
+        missing.append("pip (Debian: python3-pip)")
+    if shutil.which("rustc"):
+        rust = output("rustc", "--print", "sysroot", cwd=ROOT).decode().strip()
+        for target in [*(f"{machine}-unknown-linux-gnu" for machine in sorted(built)), *([binaries.MUSL] if musl else [])]:
+            if not (Path(rust) / "lib/rustlib" / target).exists():
+                missing.append(f"Rust's target {target} (rustup target add {target})")
+    return missing
 
 
 def committed(allow_changes):
@@ -59,6 +99,13 @@ def committed(allow_changes):
     if changes and not allow_changes:
         sys.exit(f"dist: these files are not committed (--uncommitted leaves them out of the sources):\n{changes}")
     return int(output("git", "log", "-1", "--format=%ct", cwd=ROOT))
+
+
+def folder_of(version, parts, machines, uncommitted):
+    """The folder for the files. A part of a release has another folder than a whole release, because
+    the folder is emptied first."""
+    whole = set(parts) == set(PARTS) and set(machines) == set(sysroot.PACKAGES) and not uncommitted
+    return ROOT / f"target/dist/{version}{'' if whole else '-part'}"
 
 
 def pack(path, entries, time):
@@ -77,7 +124,7 @@ def pack(path, entries, time):
                 archive.addfile(member, content if member.isreg() else None)
     with open(path, "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=time) as packed:
         packed.write(buffer.getvalue())
-    print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+    told(path)
 
 
 def files_below(folder, prefix):
@@ -101,18 +148,20 @@ def sources(out, version, time):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(output("git", "archive", "HEAD", cwd=ROOT))) as archive:
-        archive.extractall(folder)
+        archive.extractall(folder, **sysroot.AS_TAR_DOES)
     place = output("cargo", "vendor", "--locked", "--versioned-dirs", "--quiet", "vendor", cwd=folder).decode()
     (folder / ".cargo").mkdir(exist_ok=True)
     with (folder / ".cargo/config.toml").open("a") as config:
         config.write(f"# The crates of this release, so that cargo needs no network.\n{place}")
     for name, text in sdist_files().items():
         (folder / name).write_text(text)
+    shutil.copy(THIRD_PARTY, folder)
     pack(out / f"devicemesh-{version}.tar.gz", files_below(folder, f"devicemesh-{version}"), time)
 
 
 def installed(machine, made, folder, prefix, libdir):
-    """Installs the binaries of a machine below a folder, as `make install` does."""
+    """Installs the binaries of a machine below a folder, as `make install` does, with the licences
+    of the crates."""
     shutil.rmtree(folder, ignore_errors=True)
     places = {"PREFIX": prefix, "LIBDIR": libdir, "INCLUDEDIR": f"{prefix}/include", "BINDIR": f"{prefix}/bin",
               "DATADIR": f"{prefix}/share", "MANDIR": f"{prefix}/share/man"}
@@ -120,35 +169,37 @@ def installed(machine, made, folder, prefix, libdir):
     tool = made if machine == platform.machine() else WORK / platform.machine()
     environment = {**os.environ, **places, "RELEASE": str(made), "DESTDIR": str(folder), "TOOL": str(tool / "devicemesh")}
     run("sh", "packaging/install.sh", "install", env=environment, cwd=ROOT)
+    share = folder / f"{prefix}/share".lstrip("/")
+    for file in ("man/man1/devicemesh.1", "bash-completion/completions/devicemesh", "zsh/site-functions/_devicemesh",
+                 "fish/vendor_completions.d/devicemesh.fish"):
+        if not (share / file).exists():
+            sys.exit(f"dist: {environment['TOOL']} did not print share/{file}")
+    shutil.copy(THIRD_PARTY, share / "doc/devicemesh")
     return folder
+
+
+def told(path):
+    print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
 def wheel(out, made):
     """The wheel of the Python package, with a machine's binaries."""
-    package = ROOT / "bindings/python/devicemesh"
-    files = {f"devicemesh/{path.name}": path.read_bytes() for path in sorted([*package.glob("*.py"), package / "py.typed"])}
-    files.update({f"devicemesh/_native/{name}": made / name for name in build_wheel.NATIVE})
-    machine = made.name
-    tag = f"{build_wheel.oldest_glibc([made / name for name in build_wheel.NATIVE])}_{machine}"
-    name = build_wheel.write(str(out), files, tag)
-    print(f"{name}: {(out / name).stat().st_size / 1e6:.1f} MB", flush=True)
+    native = [made / name for name in build_wheel.NATIVE]
+    tag = f"{build_wheel.oldest_glibc(native)}_{made.name}"
+    told(out / build_wheel.write(str(out), build_wheel.contents(native), tag))
 
 
 def jax_wheel(out, machine):
     """The wheel of the JAX package, whose handlers are compiled for a machine."""
-    environment = {
-        **os.environ, "CXX": binaries.compiler(machine, "g++"), "LDFLAGS": " ".join(sysroot.link_arguments(machine, binaries.FOLDER)),
-        # The name keeps setuptools' files of one machine apart from those of another.
-        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
-    }
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT / "bindings/jax", env=environment)
+    link = sysroot.link_arguments(machine, binaries.FOLDER)
+    told(out / build_jax_wheel.write(str(out), machine, binaries.compiler(machine, "g++"), link))
 
 
 def site(out, version, time):
     """The site, whose tools are fetched once."""
     run(sys.executable, ROOT / "docs/site/build.py", "--out", WORK / "site")
     name = f"devicemesh-{version}-site"
-    # .buildinfo is a digest of Sphinx's settings, for its next build.
+    # Sphinx reads .buildinfo in its next build only.
     files = [(place, path) for place, path in files_below(WORK / "site/html", name) if path.name != ".buildinfo"]
     pack(out / f"{name}.tar.gz", files, time)
 
@@ -167,17 +218,24 @@ def main():
     own = platform.machine()
     machines = [own, *(machine for machine in machines if machine != own)]
     wanted = set(options.machines.split(","))
+    if missing := lacking(parts, wanted):
+        sys.exit(f"dist: this machine lacks {', '.join(missing)} (--parts and --machines leave out what needs it)")
     time, version = committed(options.uncommitted), versions.present()
     os.environ["SOURCE_DATE_EPOCH"] = str(time)
-    out = (options.out or ROOT / f"target/dist/{version}").resolve()
+    # Modes of files must not follow from the umask of this machine.
+    os.umask(0o022)
+    out = (options.out or folder_of(version, parts, wanted, options.uncommitted)).resolve()
     if options.out is None:
         shutil.rmtree(out, ignore_errors=True)
     elif out.exists() and any(out.iterdir()):
         parser.error(f"{out} has files already; --out takes a folder that is empty or not there")
     out.mkdir(parents=True, exist_ok=True)
+    THIRD_PARTY.parent.mkdir(parents=True, exist_ok=True)
+    THIRD_PARTY.write_text(licences.document(), encoding="utf-8")
+    build_wheel.LICENCES[:] = LICENCES
     if "sources" in parts:
         sources(out, version, time)
-    for machine in machines if {"trees", "wheels", "debs"} & set(parts) else []:
+    for machine in machines if BUILT & set(parts) else []:
         made = binaries.build(machine, WORK / machine)
         if machine not in wanted:
             continue
@@ -190,10 +248,11 @@ def main():
         if "debs" in parts:
             libdir = f"/usr/lib/{machine}-linux-gnu"
             tree = installed(machine, made, WORK / f"deb-{machine}", "/usr", libdir)
-            deb.packages(tree, machine, version, time, out)
+            deb.packages(tree, machine, version, time, out, THIRD_PARTY.read_text(encoding="utf-8"))
     if "musl" in parts and "x86_64" in wanted:
         name = f"devicemesh-{version}-x86_64-linux-musl"
-        pack(out / f"{name}.tar.gz", files_below(binaries.static_tool(WORK / "musl"), name), time)
+        tool = binaries.static_tool(WORK / "musl")
+        pack(out / f"{name}.tar.gz", [*files_below(tool, name), *((f"{name}/{path.name}", path) for path in LICENCES)], time)
     if "jax" in parts:
         for machine in sorted(wanted):
             jax_wheel(out, machine)

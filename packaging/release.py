@@ -15,11 +15,10 @@
 
 `--dry-run` takes steps 1 and 2 in a clone of the commit, packs the crates without building them, and
 says which tools the other steps lack here. It changes nothing, and takes seconds. When a step of a
-real release fails, there is no tag, and the last line says how to undo what was done."""
+real release fails, there is no tag, and the line before the last says how to undo what was done."""
 
 import argparse
 import datetime
-import importlib.util
 import os
 import re
 import shutil
@@ -28,6 +27,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import binaries
+import crates
+import dist
+import sysroot
 from versions import numbers, present, series
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +94,13 @@ def places(version):
         ("packaging/spack/package.py", r'^    version\("([\d.]+)"', version),
         ("packaging/vcpkg/devicemesh/vcpkg.json", r'"version-semver": "([\d.]+)"', version),
         *((file, *find) for file in ("README.md", "docs/install.md", "tests/consumer/CMakeLists.txt")),
+        ("docs/install.md", r"`lib/lib\w+\.so` -> `\.so\.([\d.]+)`", so),
+        ("docs/install.md", r"-> `\.so\.([\d.]+)` \|", version),
+        ("docs/install.md", r"its SONAME is `libdevicemesh\.so\.([\d.]+)`", so),
+        ("docs/install.md", r"`lib(?:devicemesh|hostccl)(\d[\d.]*)`", so),
+        ("docs/install.md", r"GIT_TAG v([\d.]+)", version),
+        ("docs/install.md", r"devicemesh-([\d.]+)\.tar\.gz", version),
+        ("docs/binding.md", r"Load `libdevicemesh\.so\.([\d.]+)`", so),
     ]
 
 
@@ -147,21 +157,25 @@ def compare_rust_api(root, version):
 
 def lacking(version):
     """The tools and targets that a release needs, and this machine does not have."""
-    tools = {
-        "abidw": "abigail-tools", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
-        "dpkg-deb": "dpkg", "cc": "gcc", "c++": "g++"
-    }
-    missing = [f"{tool} (Debian: {package})" for tool, package in tools.items() if not shutil.which(tool)]
+    missing = dist.lacking(dist.PARTS, set(sysroot.PACKAGES))
+    tools = {"abidw": "abigail-tools", "lintian": "lintian"}
+    missing += [f"{tool} (Debian: {package})" for tool, package in tools.items() if not shutil.which(tool)]
+    if shutil.which("cargo") and (why := crates.lacks()):
+        missing.append(why)
+    if subprocess.run(["git", "var", "GIT_COMMITTER_IDENT"], cwd=ROOT, capture_output=True).returncode != 0:
+        missing.append("git's user.name and user.email (git config)")
     if release_before(ROOT, version) and not shutil.which("cargo-semver-checks"):
         missing.append("cargo-semver-checks (cargo install cargo-semver-checks --locked)")
-    sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True).stdout.strip()
-    # The site's tools are installed into an environment of their own.
-    if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
-        missing.append("Python's venv (Debian: python3-venv)")
-    for target in ("aarch64-unknown-linux-gnu", "x86_64-unknown-linux-musl"):
-        if not (Path(sysroot) / "lib/rustlib" / target).exists():
-            missing.append(f"Rust's target {target} (rustup target add {target})")
     return missing
+
+
+def fetched_first():
+    """What a release would fetch, because it is not in target/ yet."""
+    places = {
+        "Sphinx and doxygen": "site-venv/requirements.txt", "the headers of jaxlib": f"jax/headers-{dist.build_jax_wheel.build_handlers.JAXLIB}/xla",
+        **{f"the old C library for {machine}": f"dist/glibc-{sysroot.GLIBC}-{machine}" for machine in sysroot.PACKAGES}
+    }
+    return [what for what, place in places.items() if not (ROOT / "target" / place).exists()]
 
 
 def dry_run(version, date):
@@ -178,8 +192,8 @@ def dry_run(version, date):
             env={**os.environ, "CARGO_NET_OFFLINE": os.environ.get("CARGO_NET_OFFLINE", "true")})
     for what in lacking(version):
         print(f"a release here would need {what}")
-    if not (ROOT / "target/site-venv/requirements.txt").exists():
-        print("a release here would first fetch Sphinx and doxygen, so it would need the network")
+    if missing := fetched_first():
+        print(f"a release here would fetch {', '.join(missing)}, so it would need the network")
     print(f"dry run: {version} could be released from {git('rev-parse', '--short', 'HEAD', cwd=ROOT)}")
 
 
@@ -196,6 +210,8 @@ def release(version, date):
         git("add", "--all", cwd=ROOT)
         git("commit", "--quiet", "--message", f"Release {version}", cwd=ROOT)
         run(sys.executable, "packaging/crates.py", cwd=ROOT)
+        # Cargo would not see that a linker or the old C library has changed.
+        shutil.rmtree(binaries.CARGO, ignore_errors=True)
         run(sys.executable, "packaging/dist.py", cwd=ROOT)
         git("tag", "--annotate", f"v{version}", "--message", f"libdevicemesh {version}", cwd=ROOT)
     except BaseException:

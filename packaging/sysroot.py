@@ -1,7 +1,7 @@
 """An old C library to link against, so that the binaries also run on old systems.
 
-A program that is linked against glibc 2.36 needs 2.34 to run. This file gets what the linker
-needs of glibc 2.27, from the packages of Ubuntu 18.04 for x86-64 and for cross-compiling to 64-bit
+A program that is linked on a machine with glibc 2.36 needs glibc 2.34 or later to run. This file
+gets what the linker needs of glibc 2.27, from the packages of Ubuntu 18.04 for x86-64 and for cross-compiling to 64-bit
 ARM. The newest function that the library cannot do without is memfd_create, of 2.27. The compiler
 and the linker are those of the machine that builds.
 
@@ -16,6 +16,8 @@ import urllib.request
 from pathlib import Path
 
 GLIBC = "2.27"
+# Arguments for tarfile's extract and extractall: Python 3.14 refuses more than tar does.
+AS_TAR_DOES = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
 MIRROR = os.environ.get("DM_UBUNTU_MIRROR", "http://archive.ubuntu.com/ubuntu")
 CROSS = "pool/main/c/cross-toolchain-base"
 # For each machine: the packages with their digests, and the folders of the startup files and of the
@@ -63,7 +65,7 @@ def unpack(package, folder):
             if member.issym() and member.linkname.startswith("/"):
                 here = os.path.dirname(member.name)
                 member.linkname = os.path.relpath("." + member.linkname, here)
-            files.extract(member, folder, filter="tar") if hasattr(tarfile, "tar_filter") else files.extract(member, folder)
+            files.extract(member, folder, **AS_TAR_DOES)
 
 
 def link_arguments(machine, folder):

@@ -1,7 +1,10 @@
 """What `make dist` packs: archives whose bytes follow from their files, Debian packages in which
 every installed file is once, and an old C library that is unpacked as it must be. The binaries of a
 release take minutes to build, so small files stand for them here; docs/platforms.md says what was
-seen of whole releases."""
+seen of whole releases.
+
+The bytes of a file must not follow from the machine that makes it. So the tests make it twice: in two
+folders, and with two umasks."""
 
 import io
 import os
@@ -10,16 +13,18 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 
 import pytest
 
 from support.installing import SOVERSION, VERSION, run
-from support.paths import ROOT, TOOL
+from support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "packaging"))
 import binaries  # noqa: E402
 import deb  # noqa: E402
 import dist  # noqa: E402
+import licences  # noqa: E402
 import sysroot  # noqa: E402
 
 needs_dpkg = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="no dpkg-deb here (Debian: apt-get install dpkg)")
@@ -70,7 +75,7 @@ def test_pip_takes_the_sources_as_an_sdist(tmp_path):
         write(top / name, text)
     archive = tmp_path / f"{top.name}.tar.gz"
     dist.pack(archive, dist.files_below(top, top.name), TIME)
-    assert re.match(rf"Metadata-Version: 2.1\nName: devicemesh\nVersion: {VERSION}\n", (top / "PKG-INFO").read_text())
+    assert re.match(rf"Metadata-Version: 2.2\nName: devicemesh\nVersion: {VERSION}\n", (top / "PKG-INFO").read_text())
     said = run(sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", archive, PIP_DISABLE_PIP_VERSION_CHECK="1")
     assert f"Would install devicemesh-{VERSION}\n" in said
 
@@ -106,29 +111,140 @@ def test_a_file_with_another_digest_is_refused(tmp_path, monkeypatch):
         sysroot.fetched("package.deb", "00")
 
 
-def install_tree(made, tree):
-    """Installs the binaries in `made` below `tree` as Debian's packages have them."""
-    places = {"PREFIX": "/usr", "LIBDIR": "/usr/lib/x86_64-linux-gnu", "INCLUDEDIR": "/usr/include", "BINDIR": "/usr/bin",
-              "DATADIR": "/usr/share", "MANDIR": "/usr/share/man"}
-    run("sh", ROOT / "packaging/install.sh", "install", DESTDIR=str(tree), RELEASE=str(made), TOOL=str(TOOL), **places)
-    return tree
+@pytest.fixture
+def stand_ins(tmp_path, monkeypatch):
+    """Makes files that stand for the binaries of a machine, and puts them and what is made of them
+    into a folder of a name, under a umask. The tool prints its arguments for a man page."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(TIME))
+    monkeypatch.setattr(dist.platform, "machine", lambda: "x86_64")
+    before = os.umask(0)
+
+    def make(name, umask):
+        os.umask(umask)
+        folder = tmp_path / name
+        for file in binaries.BINARIES:
+            write(folder / "x86_64" / file, file, 0o777 & ~umask)
+        write(folder / "x86_64/devicemesh", '#!/bin/sh\necho "$*"\n', 0o777 & ~umask)
+        monkeypatch.setattr(dist, "WORK", folder)
+        monkeypatch.setattr(dist, "THIRD_PARTY", write(folder / licences.NAME, "No warranty.\n\nSome crate\n"))
+        monkeypatch.setattr(dist.build_wheel, "LICENCES", [*dist.LICENCES[:2], dist.THIRD_PARTY])
+        (folder / "out").mkdir()
+        return folder
+    yield make
+    os.umask(before)
+
+
+def installed(folder):
+    return dist.installed("x86_64", folder / "x86_64", folder / "tree", "/usr", "/usr/lib/x86_64-linux-gnu")
+
+
+def equal_files(first, second):
+    """The names of the files in two folders, whose bytes must be equal."""
+    names = sorted(path.name for path in first.iterdir())
+    assert names and names == sorted(path.name for path in second.iterdir())
+    different = [name for name in names if (first / name).read_bytes() != (second / name).read_bytes()]
+    assert not different, f"not equal: {different}"
+    return names
+
+
+def test_a_tool_that_prints_no_man_page_ends_the_release(stand_ins):
+    folder = stand_ins("one", 0o022)
+    write(folder / "x86_64/devicemesh", "#!/bin/sh\n[ $1 = completions ] && echo some\n", 0o755)
+    with pytest.raises(SystemExit, match="x86_64/devicemesh did not print share/man/man1/devicemesh.1"):
+        installed(folder)
+
+
+def test_the_python_wheel_does_not_follow_from_the_umask(stand_ins):
+    folders = [stand_ins("one", 0o022), None]
+    dist.wheel(folders[0] / "out", folders[0] / "x86_64")
+    folders[1] = stand_ins("two", 0o077)
+    dist.wheel(folders[1] / "out", folders[1] / "x86_64")
+    (name,) = equal_files(folders[0] / "out", folders[1] / "out")
+    with zipfile.ZipFile(folders[0] / "out" / name) as wheel:
+        texts = {path.rpartition("/")[2]: wheel.read(path) for path in wheel.namelist() if "/licenses/" in path}
+    assert set(texts) == {"LICENSE-APACHE", "LICENSE-MIT", licences.NAME} and b"Some crate" in texts[licences.NAME]
+
+
+HANDLERS = """#include <xla/ffi.h>
+extern "C" __attribute__((visibility("default"))) int devicemesh_all_reduce(int *buffer) { return checked(buffer); }
+"""
+HEADER = """#include <cassert>
+inline int checked(int *buffer) { assert(buffer != nullptr); return *buffer; }
+"""
+
+
+def test_the_jax_wheel_does_not_follow_from_the_umask_nor_from_a_folder(stand_ins, monkeypatch):
+    """pip's build environment has the headers in a folder of a random name, and assert() writes the
+    path of a header into the library. The stand-in for the handlers has such an assert()."""
+    jax_wheel, folders = dist.build_jax_wheel, []
+    for name, umask in {"one": 0o022, "two and more": 0o077}.items():
+        folders.append(stand_ins(name, umask))
+        write(folders[-1] / "handlers/src/handlers.cpp", HANDLERS)
+        header = write(folders[-1] / "include/xla/ffi.h", HEADER)
+        monkeypatch.setattr(jax_wheel.build_handlers, "HERE", folders[-1] / "handlers")
+        monkeypatch.setattr(jax_wheel, "headers", lambda: header.parents[1])
+        jax_wheel.write(str(folders[-1] / "out"), "x86_64")
+    (wheel,) = equal_files(folders[0] / "out", folders[1] / "out")
+    assert re.fullmatch(rf"devicemesh_jax-{VERSION}-py3-none-manylinux_2_\d+_x86_64.whl", wheel), wheel
+    with zipfile.ZipFile(folders[0] / "out" / wheel) as archive:
+        assert b"/jaxlib/xla/ffi.h" in archive.read(jax_wheel.HANDLERS)
+        told = archive.read(f"devicemesh_jax-{VERSION}.dist-info/METADATA").decode()
+        assert f"devicemesh_jax-{VERSION}.dist-info/licenses/{licences.NAME}" in archive.namelist()
+    assert "Name: devicemesh-jax\n" in told and "\nRequires-Dist: devicemesh\n" in told and "\nRequires-Python: >=3.11\n" in told, told[:600]
+
+
+def test_a_newer_c_plus_plus_library_needs_a_known_profile(tmp_path):
+    """A tag that is too low would let pip install handlers that do not load."""
+    library = tmp_path / "libdevicemesh_jax.so"
+    library.write_bytes(b"\0GLIBC_2.34\0GLIBCXX_3.4.30\0GLIBCXX_3.4.9\0")
+    assert dist.build_jax_wheel.oldest_platform(library) == "manylinux_2_35"
+    library.write_bytes(b"\0GLIBC_2.17\0GLIBCXX_3.4.99\0")
+    with pytest.raises(SystemExit, match="GLIBCXX_3.4.99, which PROFILES in build_jax_wheel.py does not have"):
+        dist.build_jax_wheel.oldest_platform(library)
+
+
+def test_the_compiler_names_no_folder_of_this_machine(tmp_path, monkeypatch):
+    """The place in a panic's message is that of a crate in cargo's folder, whose name has a space."""
+    crate = write(tmp_path / "some home/registry/src/mirror-12/one-1.0/lib.rs", "pub fn third(values: &[u8]) -> u8 { values[3] }\n")
+    monkeypatch.setenv("CARGO_HOME", str(tmp_path / "some home"))
+    flags = binaries.remapped()
+    run("rustc", "--crate-type=lib", "--crate-name=one", "--emit=obj", "-o", tmp_path / "one.o", crate, *flags)
+    made = (tmp_path / "one.o").read_bytes()
+    assert b"/crates/one-1.0/lib.rs" in made and b"some home" not in made
+    # The component rust-src may be installed or not.
+    assert re.search(r"/lib/rustlib/src/rust=/rustc/[0-9a-f]{40}$", flags[2]), flags
+
+
+def test_a_part_of_a_release_does_not_replace_a_whole_one():
+    machines = set(sysroot.PACKAGES)
+    assert dist.folder_of("1.2.3", dist.PARTS, machines, False) == ROOT / "target/dist/1.2.3"
+    for parts, wanted, uncommitted in ((["wheels"], machines, False), (dist.PARTS, {"x86_64"}, False), (dist.PARTS, machines, True)):
+        assert dist.folder_of("1.2.3", parts, wanted, uncommitted) == ROOT / "target/dist/1.2.3-part"
+
+
+def test_everything_that_is_missing_is_named_before_a_build(monkeypatch):
+    monkeypatch.setattr(dist.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(dist.shutil, "which", lambda name: None)
+    assert dist.lacking(["sbom"], {"x86_64"}) == ["cargo (Debian: cargo)", "git (Debian: git)", "rustc (Debian: rustc)"]
+    missing = dist.lacking(dist.PARTS, {"x86_64", "aarch64"})
+    for tool in ("aarch64-linux-gnu-g++ (Debian: g++-aarch64-linux-gnu)", "aarch64-linux-gnu-strip (Debian: binutils-aarch64-linux-gnu)",
+                 "cc (Debian: gcc)", "c++ (Debian: g++)", "strip (Debian: binutils)", "dpkg-deb (Debian: dpkg)"):
+        assert tool in missing, (tool, missing)
+    monkeypatch.setattr(dist.platform, "machine", lambda: "aarch64")
+    assert "x86_64-linux-gnu-strip (Debian: binutils-x86-64-linux-gnu)" in dist.lacking(["musl"], {"x86_64"})
 
 
 @needs_dpkg
-def test_every_installed_file_is_in_one_debian_package(tmp_path):
-    made = tmp_path / "made"
-    for name in binaries.BINARIES:
-        write(made / name, name, 0o755)
-    tree = install_tree(made, tmp_path / "tree")
-    os.environ["SOURCE_DATE_EPOCH"] = str(TIME)
-    first, second = tmp_path / "first", tmp_path / "second"
-    for out in (first, second):
-        out.mkdir()
-        deb.packages(tree, "x86_64", VERSION, TIME, out)
-    names = {path.name for path in first.iterdir()}
+def test_every_installed_file_is_in_one_debian_package(stand_ins):
+    outs = []
+    for name, umask in (("one", 0o022), ("two", 0o077)):
+        folder = stand_ins(name, umask)
+        tree = installed(folder)
+        deb.packages(tree, "x86_64", VERSION, TIME, folder / "out", dist.THIRD_PARTY.read_text())
+        outs.append(folder / "out")
+    first, names = outs[0], set(equal_files(*outs))
     packages = [f"libdevicemesh{SOVERSION}", f"libhostccl{SOVERSION}", "libdevicemesh-dev", "devicemesh"]
     assert names == {f"{name}_{VERSION}-1_amd64.deb" for name in packages}
-    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
     packed = []
     for name in packages:
         path = first / f"{name}_{VERSION}-1_amd64.deb"
@@ -138,8 +254,10 @@ def test_every_installed_file_is_in_one_debian_package(tmp_path):
         assert sorted(file.rpartition("/")[2] for file in own) == ["changelog.Debian.gz", "copyright", name], files
         packed += [file for file in files if file not in own]
         assert run("dpkg-deb", "--field", path, "Installed-Size").strip().isdigit()
-    installed = [str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_symlink() or path.is_file()]
+        copyright = run("sh", "-c", f"dpkg-deb --fsys-tarfile '{path}' | tar -xO './usr/share/doc/{name}/copyright'")
+        assert "\nComment:\n No warranty.\n .\n Some crate\n\nLicense: " in copyright
+    files = [str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_symlink() or path.is_file()]
     # Debian has the licences in the file copyright, and pages of the manual are compressed.
-    expected = [f"{file}.gz" if "/man/" in file else file for file in installed if "/doc/devicemesh/" not in file]
+    expected = [f"{file}.gz" if "/man/" in file else file for file in files if "/doc/devicemesh/" not in file]
     assert sorted(packed) == sorted(expected)
     assert f"usr/lib/x86_64-linux-gnu/libdevicemesh.so.{VERSION}" in packed

@@ -134,9 +134,14 @@ def test_the_version_is_written_wherever_it_stands(copy):
         # No other file that users build with names the series of this version. git grep exits with
         # 1 when it finds nothing.
         old = rf"devicemesh(\.so)?[ .]{re.escape(release.series(VERSION))}\b"
-        found = run("git", "grep", "-nE", old, "--", "*.py", "*.cmake", "*.in", "CMakeLists.txt", "README.md", cwd=copy, code=None).stdout
+        found = run("git", "grep", "-nE", old, "--", "*.py", "*.cmake", "*.in", "CMakeLists.txt", "README.md", "docs/binding.md", cwd=copy, code=None).stdout
         left = [line for line in found.splitlines() if not re.match(r"(tests|cmake|packaging)/|.*#", line)]
         assert not left, left
+        page = (copy / "docs/install.md").read_text()
+        # The page also says what happens to programs of older versions. Nothing else has this one.
+        page = page[:page.index("## What stays compatible")]
+        assert VERSION not in page and f"libdevicemesh{release.series(VERSION)}" not in page and f".so.{release.series(VERSION)}" not in page
+        assert all(text in page for text in ("`.so.0.7` -> `.so.0.7.3`", "`libdevicemesh.so.0.7`", "`libhostccl0.7`", "GIT_TAG v0.7.3"))
     finally:
         git(copy, "checkout", "--quiet", "--force", "HEAD")
 
@@ -150,11 +155,22 @@ def test_a_place_that_is_gone_is_named(copy):
         git(copy, "checkout", "--quiet", "--force", "HEAD")
 
 
+def test_tools_that_only_a_release_needs_are_known(monkeypatch):
+    """Each of them would end the release after its commit, or leave a check out."""
+    monkeypatch.setattr(release.shutil, "which", lambda name: None if name == "lintian" else f"/usr/bin/{name}")
+    monkeypatch.setattr(release.crates, "lacks", lambda: "cargo is too old")
+    monkeypatch.setattr(release.dist, "lacking", lambda parts, machines: [])
+    monkeypatch.setattr(release, "release_before", lambda root, version: None)
+    monkeypatch.setattr(release.subprocess, "run", lambda *command, **_: subprocess.CompletedProcess(command, 1))
+    missing = release.lacking("0.2.0")
+    assert {"lintian (Debian: lintian)", "cargo is too old", "git's user.name and user.email (git config)"} <= set(missing), missing
+
+
 def test_what_the_site_needs_is_known(monkeypatch):
     """A release refuses a machine without venv before it commits anything."""
     venv = "Python's venv (Debian: python3-venv)"
     assert venv not in release.lacking(VERSION)
-    monkeypatch.setattr(release.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(release.dist.importlib.util, "find_spec", lambda name: None)
     assert venv in release.lacking(VERSION)
 
 
@@ -179,5 +195,5 @@ def test_a_dry_run_works_and_changes_nothing(copy):
     said = run(sys.executable, "packaging/release.py", VERSION, "--dry-run", "--date", "2026-12-01", cwd=copy, timeout=170).stdout
     assert re.search(rf"^dry run: {re.escape(VERSION)} could be released from [0-9a-f]+$", said, re.M), said
     assert "CHANGELOG.md" in said and "devicemesh-tool: " in said, said
-    assert "a release here would first fetch Sphinx and doxygen, so it would need the network" in said, "the copy has no target/"
+    assert "a release here would fetch Sphinx and doxygen, the headers of jaxlib, the old C library for x86_64, " in said, "the copy has no target/"
     assert (git(copy, "rev-parse", "HEAD"), git(copy, "status", "--porcelain"), git(copy, "tag")) == before
