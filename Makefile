@@ -1,5 +1,5 @@
 # The commands of libdevicemesh. They need cargo, cc, c++, make and python3, and fetch everything
-# else into target/.
+# else into target/, except bench-peers, which installs packages of Debian.
 CARGO  ?= cargo
 PYTHON ?= python3
 CXX    ?= c++
@@ -60,7 +60,7 @@ test-rest:
 install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
 install uninstall:
 	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
-		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' sh packaging/install.sh $@
+		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' TOOL='$(RELEASE)/devicemesh' sh packaging/install.sh $@
 
 # Records the C ABI of a release, which later versions must keep (CONTRIBUTING.md). It needs abidw
 # (Debian: apt-get install abigail-tools).
@@ -143,8 +143,8 @@ instructions:
 	$(PYTHON) tests/instructions.py $(ARGS)
 
 # libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder), FUZZ=records (its
-# encrypted connections), FUZZ=mesh_text, FUZZ=decision (those of a recovery) or FUZZ=wire (the host
-# engine's network).
+# encrypted connections), FUZZ=mesh_text, FUZZ=decision (the decisions of a recovery) or FUZZ=wire
+# (the host engine's network).
 # It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
 # `fuzz/corpus.py add TARGET FILE` keeps an input that the tests replay from then on.
 SECONDS ?= 60
@@ -162,7 +162,7 @@ fuzz-abi: target/tools/bin/cargo-fuzz
 	@$(PYTHON) fuzz/corpus.py unpack abi target/fuzz/seeds-abi
 	RUSTC_BOOTSTRAP=1 $(FUZZ_RUN) -s address abi target/fuzz/corpus-abi target/fuzz/seeds-abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
 
-# Runs the five fuzz targets, one after the other.
+# Runs every fuzz target, one after the other.
 fuzz-all:
 	$(PYTHON) tests/gates/run.py fuzz --seconds $(SECONDS)
 
@@ -242,10 +242,14 @@ examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAM
 
 # make only decides whether to call cargo, and cargo decides what to build. No rule touches cargo's
 # files, because cargo goes by their times.
-CORE = $(shell find src hostccl/src hostccl/reduce/src recording/src -name '*.rs') Cargo.toml build.rs
+# Tests are not in the lists, because cargo does not make the files anew for them: `make install`
+# would then call cargo each time.
+SOURCES = $(shell find $(1) -name '*.rs' ! -name tests.rs ! -name '*_tests.rs' ! -path '*/tests/*')
+ENGINE = $(call SOURCES,hostccl/src hostccl/reduce/src recording/src) Cargo.toml Cargo.lock $(wildcard hostccl/Cargo.toml hostccl/*/Cargo.toml recording/Cargo.toml)
+CORE = $(ENGINE) $(call SOURCES,src) build.rs
 $(RELEASE)/libdevicemesh.so: $(CORE)
-$(RELEASE)/libhostccl.so: $(shell find hostccl recording/src -name '*.rs') Cargo.toml
-$(RELEASE)/devicemesh: $(CORE) $(shell find tool/src -name '*.rs') tool/Cargo.toml
+$(RELEASE)/libhostccl.so: $(ENGINE) hostccl/capi/build.rs $(call SOURCES,hostccl/capi/src)
+$(RELEASE)/devicemesh: $(CORE) $(call SOURCES,tool/src) $(shell find tool/templates -type f) tool/Cargo.toml
 $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh:
 	$(CARGO) build --release
 

@@ -4,10 +4,14 @@
 # list of files for CMake, and tests/test_install.py compares the two.
 #
 #   RELEASE                         cargo's folder with the libraries and the tool
-#   TOOL                            a tool that runs on this machine and prints its man page and completions ($RELEASE/devicemesh)
+#   TOOL                            a tool that runs on this machine and prints its man page and completions, for install
 #   DESTDIR PREFIX LIBDIR INCLUDEDIR BINDIR DATADIR MANDIR   as make's (GNU coding standards); all but DESTDIR absolute
 set -eu
 action=$1
+case $action in
+  install | uninstall) ;;
+  *) echo "install.sh: unknown action $action: it is install or uninstall" >&2 && exit 2 ;;
+esac
 cd "$(dirname "$0")/.."
 
 version=$(sed -n 's/^version = "\([0-9.]*\)"$/\1/p' Cargo.toml | head -n 1)
@@ -17,7 +21,8 @@ case $version in
 esac
 static_libs=$(cat packaging/native-static-libs.txt)
 
-# Paths below the prefix are written relative to it, so that the tree can be moved; others as they are.
+# Paths below the prefix are written relative to the prefix, so that the tree can be moved. Other
+# paths are written as they are.
 case $LIBDIR in
   "$PREFIX"/*)
     up=$(printf %s "${LIBDIR#"$PREFIX"/}" | sed 's,[^/][^/]*,..,g')
@@ -76,16 +81,23 @@ put 755 "$RELEASE/devicemesh" "$BINDIR/devicemesh"
 for licence in LICENSE-APACHE LICENSE-MIT; do
   put 644 "$licence" "$DATADIR/doc/devicemesh/$licence"
 done
-sh packaging/tool_files.sh "${TOOL:-$RELEASE/devicemesh}" "$scratch/tool"
-(cd "$scratch/tool" && find . -type f) >"$scratch/list"
-while read -r file; do
-  case $file in
-    ./man/*) put 644 "$scratch/tool/$file" "$MANDIR/${file#./man/}" ;;
-    ./share/*) put 644 "$scratch/tool/$file" "$DATADIR/${file#./share/}" ;;
-  esac
-done <"$scratch/list"
 
-# Folders that are this package's own go with it.
+# tool_file FILE PLACE: a file that the tool prints, if the tool prints it.
+tool_file() {
+  if [ "$action" = uninstall ] || [ -e "$scratch/tool/$1" ]; then
+    put 644 "$scratch/tool/$1" "$2"
+  fi
+}
+
+if [ "$action" = install ]; then
+  sh packaging/tool_files.sh "$TOOL" "$scratch/tool"
+fi
+tool_file man/man1/devicemesh.1 "$MANDIR/man1/devicemesh.1"
+for file in bash-completion/completions/devicemesh zsh/site-functions/_devicemesh fish/vendor_completions.d/devicemesh.fish; do
+  tool_file "share/$file" "$DATADIR/$file"
+done
+
+# Uninstalling removes the folders that belong to this package alone.
 if [ "$action" = uninstall ]; then
   rmdir "$DESTDIR$LIBDIR/cmake/devicemesh" "$DESTDIR$DATADIR/doc/devicemesh" 2>/dev/null || true
 fi

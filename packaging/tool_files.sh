@@ -8,7 +8,8 @@ tool=$1 folder=$2
 rm -rf "$folder"
 mkdir -p "$folder"
 
-# write FILE ARGUMENT...: what the tool prints, if it does.
+# write FILE ARGUMENT...: calls the tool with these arguments, and keeps its output in FILE if the
+# tool succeeds.
 write() {
   file=$folder/$1
   shift

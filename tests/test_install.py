@@ -314,8 +314,33 @@ def test_uninstall(tmp_path):
     (prefix / "lib64/libother.so").touch()
     run("make", "install", *where)
     check(len(tree(prefix)) > 15, f"installed are {sorted(tree(prefix))}")
-    run("make", "uninstall", *where)
+    # The tool, which prints some of the installed files, need not be there any more.
+    run("make", "uninstall", *where, "RELEASE=/nowhere")
     check(list(tree(prefix)) == ["lib64/libother.so"], f"left are {sorted(tree(prefix))}")
+
+
+def test_an_action_that_is_not_known():
+    output = run("sh", "packaging/install.sh", "remove", code=2)
+    check("unknown action remove: it is install or uninstall" in output, output)
+
+
+def test_make_builds_anew_for_each_source_and_for_no_test(tmp_path):
+    """make goes by times, and cargo by what it compiles. A file that only make has on its list would
+    make `sudo make install` call cargo after each `make build`."""
+    for name in ("libdevicemesh.so", "libhostccl.so", "devicemesh"):
+        (tmp_path / name).touch()
+
+    def outdated(*changed):
+        """Whether make would call cargo after these files have changed."""
+        said = run("make", "--dry-run", f"RELEASE={tmp_path}", *(f"--what-if={name}" for name in changed), "install", "CARGO=echo")
+        return "echo build --release" in said
+
+    check(not outdated(), "make builds though nothing has changed")
+    tests = [str(path.relative_to(ROOT)) for folder in ("src", "hostccl", "recording", "tool") for path in (ROOT / folder).rglob("*.rs")
+             if path.name == "tests.rs" or path.stem.endswith("_tests") or "tests" in path.parts]
+    check(len(tests) > 20 and not outdated(*tests), "make builds for tests")
+    for name in ("src/lib.rs", "hostccl/src/lib.rs", "hostccl/capi/src/lib.rs", "tool/src/main.rs", "tool/Cargo.toml", "Cargo.lock", "tool/templates/cargo/main.rs"):
+        check((ROOT / name).exists() and outdated(name), f"make does not build after a change of {name}")
 
 
 def test_static_libs(tmp_path):
