@@ -1,14 +1,17 @@
 # Copyright 2026 The libdevicemesh authors. Licensed under Apache-2.0 or MIT.
-"""A package for Spack, for a repository of one's own or for Spack's. It builds the tarball of
-`make dist`, which has all crates, so cargo needs no network.
+"""A package for Spack 1.0 or later, for a repository of one's own. It builds the tarball of
+`make dist`, which has all crates, so cargo needs no network. Spack looks for the tarball in
+/var/cache/libdevicemesh.
 
-    spack repo create ~/repo && mkdir -p ~/repo/packages/libdevicemesh
-    cp packaging/spack/package.py ~/repo/packages/libdevicemesh/
-    spack repo add ~/repo && spack install libdevicemesh
+    spack repo create ~/repo devicemesh
+    mkdir -p ~/repo/spack_repo/devicemesh/packages/libdevicemesh
+    cp packaging/spack/package.py ~/repo/spack_repo/devicemesh/packages/libdevicemesh/
+    spack repo add ~/repo/spack_repo/devicemesh && spack install --no-checksum libdevicemesh
 
-The file in Spack's own repository has the address of the tarball, and its SHA-256 (SHA256SUMS)."""
+A package for Spack's own repository names the tarball's address and SHA-256 (SHA256SUMS)."""
 
 from spack.package import *
+from spack_repo.builtin.build_systems.makefile import MakefilePackage
 
 
 class Libdevicemesh(MakefilePackage):
@@ -19,7 +22,7 @@ class Libdevicemesh(MakefilePackage):
 
     version("0.2.0")
 
-    # A folder with the tarballs. A release at a public place has its address here.
+    # Copy the tarball to this place. A release with a public address has this address here.
     url = "file:///var/cache/libdevicemesh/devicemesh-0.2.0.tar.gz"
 
     depends_on("c", type="build")

@@ -1,10 +1,9 @@
 # A port for vcpkg, as an overlay: vcpkg install devicemesh --overlay-ports=packaging/vcpkg
 #
 # It needs cargo on the PATH, because vcpkg has no Rust. DEVICEMESH_TARBALL in the environment names
-# the tarball of `make dist`, which has all crates, so cargo needs no network. In vcpkg's own
-# registry, the port calls vcpkg_download_distfile with the tarball's address and SHA-512 instead. A
-# program links devicemesh::devicemesh (dynamic triplets) or devicemesh::static (static triplets).
-set(VCPKG_KEEP_ENV_VARS PATH DEVICEMESH_TARBALL)
+# the tarball of `make dist`, which has all crates, so cargo needs no network. A port for vcpkg's own
+# registry must call vcpkg_download_distfile with the tarball's address and SHA-512 instead. A program
+# links devicemesh::devicemesh (dynamic triplets) or devicemesh::static (static triplets).
 if(NOT EXISTS "$ENV{DEVICEMESH_TARBALL}")
   message(FATAL_ERROR "DEVICEMESH_TARBALL names no file: it is the tarball of the sources that `make dist` has made")
 endif()
@@ -18,4 +17,4 @@ vcpkg_copy_tools(TOOL_NAMES devicemesh AUTO_CLEAN)
 
 file(REMOVE_RECURSE "${CURRENT_PACKAGES_DIR}/debug/include" "${CURRENT_PACKAGES_DIR}/debug/share")
 file(INSTALL "${CMAKE_CURRENT_LIST_DIR}/usage" DESTINATION "${CURRENT_PACKAGES_DIR}/share/${PORT}")
-vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE-APACHE" "${SOURCE_PATH}/LICENSE-MIT")
+vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE-APACHE" "${SOURCE_PATH}/LICENSE-MIT" "${SOURCE_PATH}/THIRD-PARTY-LICENSES")
