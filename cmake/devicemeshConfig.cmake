@@ -6,9 +6,9 @@
 #   devicemesh::nccl        where nccl.h is         component nccl: only when asked for; headers alone,
 #                                                   never a library (devicemeshNccl.cmake)
 #
-# Without components: the first three, as far as they are here. It works in an installed prefix, also
-# one that was moved, and in the source tree (devicemesh_DIR=<repository>/cmake, after
-# `cargo build --release`). Nothing of NCCL or CUDA is needed to link.
+# Without components, the package has those of the first three targets whose files exist. The package
+# works in an installed prefix, also in one that was moved, and in the source tree
+# (devicemesh_DIR=<repository>/cmake, after `cargo build --release`). Nothing of NCCL or CUDA is needed to link.
 #
 # The policies are set for this file alone: a project with an old cmake_minimum_required would leave
 # IN_LIST (CMP0057) unknown.

@@ -1,7 +1,7 @@
 # devicemesh_import(<name> <file> <include> <static libs> [GLOBAL]) makes the target
-# devicemesh::<name> of a library: of an installation, of the source tree, or of the build that
-# includes this repository. <static libs> are the libraries that a program links beside the static
-# library, as linker flags (`rustc --print native-static-libs`).
+# devicemesh::<name> for a library file. The file may belong to an installation, to the source tree,
+# or to a project that includes this repository. <static libs> are the libraries that a program links
+# beside the static library, as linker flags (`rustc --print native-static-libs`).
 function(devicemesh_import name file include static_libs)
   if(TARGET devicemesh::${name})
     return()

@@ -39,7 +39,7 @@ def run(*command, **options):
     done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, **options)
     print(f"exit code {done.returncode}, {time.monotonic() - began:.0f} s", flush=True)
     if done.returncode != 0:
-        sys.exit(f"bare root: not so: {' '.join(map(str, command))}")
+        sys.exit(f"bare root: this command ended with exit code {done.returncode}: {' '.join(map(str, command))}")
 
 
 def pristine(suite):
