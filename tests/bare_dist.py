@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Installs what `make dist` has made as users do, in a bare Debian without a network (`make
-bare-dist`). It needs root and debootstrap. It uses the network only to make the root file system
-and to fetch NumPy for the road pip.
+bare-dist`). It needs root and debootstrap. It uses the network only to make the root file systems
+and to fetch NumPy for the roads pip and sdist.
 
-    bare_dist.py [--suite trixie] [--roads deb,tree,pip,musl,sources,sdist,crates] [--dist FOLDER] [--keep]
+    bare_dist.py [--suite trixie] [--roads deb,tree,pip,...] [--dist FOLDER] [--mirror URL] [--keep]
 
-Each road gets a fresh copy of the root, installs, and trains or sums with what it has installed:
+Each road gets a fresh copy of a root with the packages that it needs and no others, installs, and
+trains or sums with what it has installed:
 
-  deb      dpkg installs the four packages, and a C program is compiled against them
-  tree     the tarball of the installed tree in /usr/local, and the same program
-  pip      the wheel from its file alone, in a virtual environment; a project of `devicemesh new`
-  musl     the static tool where no C library can be found
-  sources  the tarball of the sources: `make install` builds it with its own crates
-  sdist    the same tarball, which pip builds; a project of `devicemesh new`
-  crates   a Rust project of `devicemesh new` that uses the packed crates (crates.py) by version
+  deb           dpkg installs the four packages, and a C program is compiled against them
+  tree          the tarball of the installed tree in /usr/local, and the same program
+  pip           the wheel from its file alone, in a virtual environment; a project of `devicemesh new`
+  musl          the static tool where no C library can be found
+  sources       the tarball of the sources: `make install` builds it with its own crates
+  fetchcontent  the same tarball, which CMake's FetchContent unpacks and builds for tests/consumer
+  sdist         the same tarball, which pip builds; a project of `devicemesh new`
+  crates        a Rust project of `devicemesh new` that uses by version the crates that crates.py packs
+                from this checkout
 
-The three last roads need Rust 1.85, which Debian 13 has."""
+The four last roads need Rust 1.85, which Debian 13 (trixie) has. With `--suite bookworm` or
+`--suite bullseye` the other roads are taken."""
 
 import argparse
 import json
@@ -32,6 +36,7 @@ from bare_root import ROOT, run
 
 sys.path.insert(0, str(ROOT / "packaging"))
 import crates  # noqa: E402
+import sysroot  # noqa: E402
 import versions  # noqa: E402
 
 VERSION = versions.present()
@@ -92,7 +97,7 @@ def musl(dist, work):
     return [
         "mkdir -p /empty/proc /empty/dev/shm /empty/tmp && cp /made/devicemesh /empty && mount -t proc proc /empty/proc",
         "chroot /empty /devicemesh show 2,4 replicate,shard --rank 6",
-        "/made/devicemesh run -n 4 -- /made/devicemesh check --bytes 1K >said; code=$?; tail -n 3 said; test $code = 0",
+        '/made/devicemesh run -n 4 -- /made/devicemesh check --bytes 1K >said || code=$?; tail -n 3 said; test "${code:-0}" = 0',
     ]
 
 
@@ -101,13 +106,28 @@ def sources(dist, work):
     return ["make --quiet -C /made/source install", "ldconfig", SUM]
 
 
+def fetchcontent(dist, work):
+    archive = one(dist, f"devicemesh-{VERSION}.tar.gz")
+    shutil.copy(archive, work)
+    shutil.copytree(ROOT / "tests/consumer", work / "consumer")
+    tool = "/made/build/_deps/devicemesh-build/cargo/release/devicemesh"
+    return [
+        "cmake -S /made/consumer -B /made/build -DHOW=FetchContent"
+        f" -DDEVICEMESH_URL=file:///made/{archive.name} -DDEVICEMESH_SHA256={sha256(archive.read_bytes()).hexdigest()}",
+        "cmake --build /made/build --parallel 2",
+        *(f"{tool} run -n 2 -- /made/build/{name} >said && cat said && test $(grep -c '^sum 1$' said) = 2"
+          for name in ("shared_c", "static_c", "shared_cpp", "static_cpp")),
+        "/made/build/hostccl | grep '^sum 1$'",
+    ]
+
+
 def crate_road(dist, work):
     """The crates of the tarball and ours, as folders that take the place of crates.io."""
     unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
     registry = work / "source/vendor"
     for name, crate in crates.pack(work / "packed", build=False, allow_changes=True).items():
         with tarfile.open(crate) as archive:
-            archive.extractall(registry)
+            archive.extractall(registry, **sysroot.AS_TAR_DOES)
         (registry / f"{name}-{VERSION}/.cargo-checksum.json").write_text(json.dumps({"files": {}, "package": sha256(crate.read_bytes()).hexdigest()}))
     project = work / "trainer"
     (project / ".cargo").mkdir(parents=True)
@@ -124,11 +144,21 @@ def crate_road(dist, work):
     ]
 
 
-ROADS = {"deb": deb, "tree": tree, "pip": pip, "musl": musl, "sources": sources, "sdist": sdist, "crates": crate_road}
+ROADS = {
+    "deb": deb, "tree": tree, "pip": pip, "musl": musl, "sources": sources, "fetchcontent": fetchcontent, "sdist": sdist, "crates": crate_road
+}
+# The roads that need no cargo, with the packages of their root. Roads with one name share a root.
+COMPILER, PYTHON = ("-compiler", ["mount", "gcc", "libc6-dev"]), ("-python", ["mount", "python3", "python3-venv"])
+LIGHT = {"deb": COMPILER, "tree": COMPILER, "pip": PYTHON, "musl": PYTHON}
+CARGO = [*bare_root.PACKAGES, *bare_root.WISHED]
+PACKAGES = {**LIGHT, "fetchcontent": ("-cmake", [*CARGO, "cmake"])}
+# The suites of Debian whose Rust is older than 1.85.
+WITHOUT_RUST = ("bookworm", "bullseye")
 
 
 def take(name, options):
-    base, root = bare_root.pristine(options.suite), bare_root.FOLDER / f"{options.suite}-{name}"
+    base = bare_root.pristine(options.suite, *PACKAGES.get(name, ("", CARGO)), options.mirror)
+    root = bare_root.FOLDER / f"{options.suite}-{name}"
     shutil.rmtree(root, ignore_errors=True)
     run("cp", "-a", base, root)
     work = root / "made"
@@ -154,17 +184,22 @@ def take(name, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", default="trixie")
-    parser.add_argument("--roads", default=",".join(ROADS))
+    parser.add_argument("--roads", help="the default is every road that the suite has a compiler for")
+    parser.add_argument("--mirror", default=bare_root.MIRROR, help="where debootstrap finds the suite; old ones are at http://archive.debian.org/debian")
     parser.add_argument("--dist", type=Path, default=ROOT / f"target/dist/{VERSION}")
     parser.add_argument("--keep", action="store_true", help="leave the roots that were used")
     options = parser.parse_args()
     options.dist = options.dist.resolve()
-    roads = options.roads.split(",")
+    possible = [name for name in ROADS if name in LIGHT or options.suite not in WITHOUT_RUST]
+    roads = options.roads.split(",") if options.roads else possible
     if unknown := set(roads) - set(ROADS):
         parser.error(f"no road {', '.join(sorted(unknown))}; there are {', '.join(ROADS)}")
+    if impossible := set(roads) - set(possible):
+        parser.error(f"{', '.join(sorted(impossible))}: the Rust of {options.suite} is older than 1.85")
     if os.geteuid() or not shutil.which("debootstrap"):
         sys.exit("bare dist: it needs root and debootstrap (Debian: apt-get install debootstrap)")
     os.chdir(ROOT)
+    run("sha256sum", "--check", "--quiet", "SHA256SUMS", cwd=options.dist)
     took = {name: take(name, options) for name in roads}
     for name, seconds in took.items():
         print(f"bare dist: {name} works in a bare Debian {options.suite} without a network ({seconds:.0f} s)")

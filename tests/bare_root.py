@@ -42,13 +42,13 @@ def run(*command, **options):
         sys.exit(f"bare root: this command ended with exit code {done.returncode}: {' '.join(map(str, command))}")
 
 
-def pristine(suite):
-    """The root that debootstrap makes, once for each suite."""
-    base = FOLDER / suite
+def pristine(suite, name="", packages=(*PACKAGES, *WISHED), mirror=MIRROR):
+    """The root that debootstrap makes, once for each suite and each name of a list of packages."""
+    base = FOLDER / f"{suite}{name}"
     if not (base / "complete").exists():
         shutil.rmtree(base, ignore_errors=True)
         base.mkdir(parents=True)
-        run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES + WISHED)}", suite, base / "root", MIRROR)
+        run("debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, base / "root", mirror)
         (base / "complete").touch()
     return base / "root"
 
@@ -106,10 +106,9 @@ def in_clone(options, why):
         "PATH": f"{Path(shutil.which('cargo') or '/usr/bin/cargo').parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(work / "home"), **settings()
     }
-    for name, default in (("RUSTUP_HOME", "~/.rustup"),):
-        place = Path(os.environ.get(name) or default).expanduser()
-        if place.exists():
-            environment[name] = str(place)
+    rustup = Path(os.environ.get("RUSTUP_HOME") or "~/.rustup").expanduser()
+    if rustup.exists():
+        environment["RUSTUP_HOME"] = str(rustup)
     for command in commands(options.tests):
         run("sh", "-c", command, cwd=work / "libdevicemesh", env=environment)
     if not options.keep:
@@ -125,10 +124,12 @@ def main():
     parser.add_argument("--no-root", action="store_true", help="a clone with an empty environment, even where a root can be made")
     options = parser.parse_args()
     os.chdir(ROOT)
-    why = "no root was wanted" if options.no_root else "not root here" if os.geteuid() else None if shutil.which(
-        "debootstrap") else "no debootstrap here"
-    if why:
-        in_clone(options, why)
+    if options.no_root:
+        in_clone(options, "no root was wanted")
+    elif os.geteuid():
+        in_clone(options, "not root here")
+    elif not shutil.which("debootstrap"):
+        in_clone(options, "no debootstrap here")
     else:
         in_root(options)
 

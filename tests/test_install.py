@@ -4,10 +4,12 @@ FetchContent, in C and C++, shared and static. Also what is refused, and that un
 removes exactly what was installed. cargo works in target/ as everywhere, so nothing is compiled
 a second time. Takes a minute, because CMake configures a project a dozen times."""
 
+import hashlib
 import os
 import re
 import shlex
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -166,6 +168,17 @@ def test_add_subdirectory(tmp_path):
 @pytest.mark.long
 def test_fetchcontent(tmp_path):
     build_consumer(tmp_path, "-DHOW=FetchContent", *INCLUDED, programs=("shared_cpp", "static_c"), linked_to=LIBRARY)
+
+
+def test_fetchcontent_of_a_tarball(tmp_path):
+    """CMake configures the project with what it unpacks. tests/bare_dist.py also builds it."""
+    archive = tmp_path / "devicemesh.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name in ("CMakeLists.txt", "Cargo.toml", "cmake", "include", "packaging"):
+            packed.add(ROOT / name, f"devicemesh-{VERSION}/{name}")
+    cmake("-S", CONSUMER, "-B", tmp_path / "build", "-DHOW=FetchContent", f"-DDEVICEMESH_URL={archive.as_uri()}",
+          f"-DDEVICEMESH_SHA256={hashlib.sha256(archive.read_bytes()).hexdigest()}")
+    check((tmp_path / "build/_deps/devicemesh-src/Cargo.toml").exists(), "nothing was unpacked")
 
 
 def test_source_tree(tmp_path):
