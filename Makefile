@@ -147,6 +147,7 @@ instructions:
 # (the host engine's network).
 # It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
 # `fuzz/corpus.py add TARGET FILE` keeps an input that the tests replay from then on.
+# `make gates ARGS=fuzz` runs every target, one after the other.
 SECONDS ?= 60
 FUZZ ?= frame
 FUZZ_RUN = PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz
@@ -161,10 +162,6 @@ fuzz-abi: target/tools/bin/cargo-fuzz
 	@mkdir -p target/fuzz/corpus-abi
 	@$(PYTHON) fuzz/corpus.py unpack abi target/fuzz/seeds-abi
 	RUSTC_BOOTSTRAP=1 $(FUZZ_RUN) -s address abi target/fuzz/corpus-abi target/fuzz/seeds-abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
-
-# Runs every fuzz target, one after the other.
-fuzz-all:
-	$(PYTHON) tests/gates/run.py fuzz --seconds $(SECONDS)
 
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
@@ -245,7 +242,8 @@ examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAM
 # Tests are not in the lists, because cargo does not make the files anew for them: `make install`
 # would then call cargo each time.
 SOURCES = $(shell find $(1) -name '*.rs' ! -name tests.rs ! -name '*_tests.rs' ! -path '*/tests/*')
-ENGINE = $(call SOURCES,hostccl/src hostccl/reduce/src recording/src) Cargo.toml Cargo.lock $(wildcard hostccl/Cargo.toml hostccl/*/Cargo.toml recording/Cargo.toml)
+ENGINE = $(call SOURCES,hostccl/src hostccl/reduce/src recording/src) Cargo.toml Cargo.lock \
+	$(wildcard hostccl/Cargo.toml hostccl/*/Cargo.toml recording/Cargo.toml)
 CORE = $(ENGINE) $(call SOURCES,src) build.rs
 $(RELEASE)/libdevicemesh.so: $(CORE)
 $(RELEASE)/libhostccl.so: $(ENGINE) hostccl/capi/build.rs $(call SOURCES,hostccl/capi/src)
@@ -282,4 +280,4 @@ clean:
 
 .PHONY: help build docs site guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax \
 	interop check header examples fuzz clean bench-store bench-mesh bench-recorder instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
-	install uninstall abi-record gates fuzz-all deny bare-root bare-dist dist crates release
+	install uninstall abi-record gates deny bare-root bare-dist dist crates release

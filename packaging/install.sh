@@ -4,7 +4,7 @@
 # list of files for CMake, and tests/test_install.py compares the two.
 #
 #   RELEASE                         cargo's folder with the libraries and the tool
-#   TOOL                            a tool that runs on this machine and prints its man page and completions, for install
+#   TOOL                            for install: a tool that prints its man page and completions here
 #   DESTDIR PREFIX LIBDIR INCLUDEDIR BINDIR DATADIR MANDIR   as make's (GNU coding standards); all but DESTDIR absolute
 set -eu
 action=$1

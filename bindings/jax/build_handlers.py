@@ -50,7 +50,8 @@ def fetched_headers() -> Path:
     return folder
 
 
-def compile_handlers(headers: Path, output: Path, compiler: str | None = None, link: list[str] | None = None, more: tuple[str, ...] = ()) -> None:
+def compile_handlers(headers: Path, output: Path, compiler: str | None = None, link: list[str] | None = None,
+                     more: tuple[str, ...] = ()) -> None:
     """Compiles the handlers. CXX and LDFLAGS in the environment stand for a compiler and arguments
     of the linker that are not given."""
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -40,8 +40,8 @@ def metadata() -> dict[str, str]:
     values = {key: json.loads(value) for key, value in re.findall(r'^([\w-]+) = (".*"|\[.*\])$', project, re.M)}
     head = "".join(f"{line}\n" for line in [
         "Metadata-Version: 2.2", f"Name: {values['name']}", f"Version: {python_wheel.version()}", f"Summary: {values['description']}",
-        "License: Apache-2.0 OR MIT", f"Requires-Python: {values['requires-python']}", *(f"Requires-Dist: {name}" for name in values["dependencies"]),
-        "Description-Content-Type: text/markdown"])
+        "License: Apache-2.0 OR MIT", f"Requires-Python: {values['requires-python']}",
+        *(f"Requires-Dist: {name}" for name in values["dependencies"]), "Description-Content-Type: text/markdown"])
     return {"METADATA": f"{head}\n{(HERE / 'README.md').read_text()}", **python_wheel.licences()}
 
 
