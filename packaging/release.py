@@ -100,7 +100,7 @@ def places(version):
         ("docs/install.md", r"`lib(?:devicemesh|hostccl)(\d[\d.]*)`", so),
         ("docs/install.md", r"GIT_TAG v([\d.]+)", version),
         ("docs/install.md", r"devicemesh-([\d.]+)\.tar\.gz", version),
-        ("docs/binding.md", r"Load `libdevicemesh\.so\.([\d.]+)`", so),
+        ("docs/binding.md", r"libdevicemesh\.so\.([\d.]+)[`\"]", so),
     ]
 
 
