@@ -10,7 +10,8 @@ where it runs there."""
 
 import shutil
 
-from harness import STRICT, TARGET, Failure, Skip, launcher, programs, run
+from harness import ROOT, STRICT, TARGET, Failure, Skip, launcher, programs, run
+from parts.rust import passed
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CROSS = "aarch64-linux-gnu"
@@ -102,20 +103,28 @@ def run_programs(qemu, only, pages=()):
 def run_reductions(qemu, **options):
     """Runs the tests of the reductions, whose kernels have instructions of their own for this
     processor, and returns how many there were."""
-    output = cargo("test", "--package", "hostccl-reduce", "--lib", qemu=qemu, **options)
-    return sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
+    return passed(cargo("test", "--package", "hostccl-reduce", "--lib", qemu=qemu, **options))
+
+
+def check_names():
+    """Fails for a program that the lists above name and that is not there any more."""
+    there = {path.name for folder in ("c", "cpp") for path in (ROOT / "tests" / folder).iterdir()}
+    missing = sorted({*LEFT_OUT, *WITH_LARGE_PAGES} - there)
+    if missing:
+        raise Failure(f"tests/gates/emulated.py names {', '.join(missing)}, and neither tests/c nor tests/cpp has them")
 
 
 def gate():
+    check_names()
     qemu = prepared()
     built(qemu, "build")
     shown = run([*qemu, LIBRARY / "devicemesh", "show", "2,4", "replicate,shard", "--rank", 6])
     if "rank 6 is at (replicate=1, shard=2)" not in shown:
         raise Failure(f"the tool of 64-bit ARM shows another mesh:\n{shown}")
-    passed = run_programs(qemu, lambda source, _: source.name not in LEFT_OUT)
+    count = run_programs(qemu, lambda source, _: source.name not in LEFT_OUT)
     print("     with pages of 64 KiB:", flush=True)
-    passed += run_programs(qemu, lambda source, _: source.name in WITH_LARGE_PAGES, LARGE_PAGES)
-    return passed + run_reductions(qemu)
+    count += run_programs(qemu, lambda source, _: source.name in WITH_LARGE_PAGES, LARGE_PAGES)
+    return count + run_reductions(qemu)
 
 
 def quick():
@@ -123,7 +132,7 @@ def quick():
     builds in half the time."""
     qemu = prepared()
     built(qemu, "rustc", "--package", "devicemesh", "--lib", "--crate-type", "cdylib", level=0)
-    passed = run_programs(qemu, lambda source, count: (source.suffix[1:], source.stem, count) in QUICK)
-    if passed != len(QUICK):
-        raise Failure(f"{passed} programs ran, and {len(QUICK)} are in QUICK of tests/gates/emulated.py")
-    return passed + run_reductions(qemu, level=0)
+    count = run_programs(qemu, lambda source, ranks: (source.suffix[1:], source.stem, ranks) in QUICK)
+    if count != len(QUICK):
+        raise Failure(f"{count} programs ran, and {len(QUICK)} are in QUICK of tests/gates/emulated.py")
+    return count + run_reductions(qemu, level=0)

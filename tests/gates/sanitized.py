@@ -11,6 +11,7 @@ rust-src, and no report needs to be suppressed."""
 
 from harness import CXX, HOST, PLANTED, ROOT, STRICT, SYSROOT, TARGET, Failure, Skip, component, fails_with, launcher, programs, run
 from harness import COMPILERS as PLAIN
+from parts.rust import passed
 
 SANITIZERS = {"asan": "address", "tsan": "thread"}
 FOLDER = {kind: TARGET / kind for kind in SANITIZERS}
@@ -136,26 +137,26 @@ def quick():
         hosts = {"DM_HOSTCCL_SHM": "0"} if program.name in QUICK_APART else {}
         return [*launcher(TARGET / "release", count), program], {**OPTIONS["asan"], **hosts, "DM_TMP": str(folder)}
     link = linker("asan", library)
-    passed = programs(folder, COMPILERS, link, start, 10, lambda source, count: source.suffix == ".c" and (source.stem, count) in QUICK)
+    count = programs(folder, COMPILERS, link, start, 10, lambda source, ranks: source.suffix == ".c" and (source.stem, ranks) in QUICK)
     profiler = folder / "profiler"
     run(link(COMPILERS[".c"], ROOT / "tests/c/programs/profiler.c", profiler))
     for version in ("3", "6"):
         run([profiler, library / "libdevicemesh.so", version], env={**OPTIONS["asan"], "DM_TRACE_DIR": str(folder)})
-    if passed != len(QUICK):
-        raise Failure(f"{passed} programs ran, and {len(QUICK)} are in QUICK of tests/gates/sanitized.py")
-    return f"{passed + 2} runs"
+    if count != len(QUICK):
+        raise Failure(f"{count} programs ran, and {len(QUICK)} are in QUICK of tests/gates/sanitized.py")
+    return f"{count + 2} runs"
 
 
 def thread():
     component("rust-src", "lib/rustlib/src/rust/library/Cargo.lock")
     library = build("tsan")
     proved("tsan", library, {"race": ["data race", " dm_rank /"]})
-    passed = on_everything("tsan", library, 40)
+    count = on_everything("tsan", library, 40)
     # In these Rust tests the ranks are threads of one process. store_bounds is not among them,
     # because it asks for much within some seconds.
     tests = ["--lib", *(part for name in THREADED for part in ("--test", name))]
     output = cargo("tsan", "test", "--package", "devicemesh", "--package", "hostccl", *tests, "--", f"--skip={MEASURED}", f"--skip={FORKED}")
-    return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
+    return count + passed(output)
 
 
 # This test measures the memory of the process, and ThreadSanitizer takes several times as much.

@@ -102,7 +102,10 @@ def oldest_rust():
 def add(runner):
     """Adds the cases, and returns what must be called before they run: it builds the programs."""
     programs = Programs()
-    for source in sorted(sources(), key=lambda source: source not in LENGTHY):
+    found = sources()
+    missing = {*LENGTHY, *OF_PROCESSES} - set(found)
+    assert not missing, f"tests/parts/rust.py names files that are no test program: {missing}"
+    for source in sorted(found, key=lambda source: source not in LENGTHY):
         runner.add(f"rust {source}", programs.case(source))
     for source in OF_PROCESSES:
         case = programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"})
