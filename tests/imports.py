@@ -303,6 +303,20 @@ def layer(path, source):
     return next((number for number, names in enumerate(LAYERS) if part in names), None)
 
 
+def crates(root):
+    """The first file of each crate of the workspace: its src/lib.rs and src/main.rs, and the files
+    that its Cargo.toml names."""
+    manifest = root / "Cargo.toml"
+    members = re.search(r"^members = \[(.*?)\]", manifest.read_text(), re.M | re.S)[1] if manifest.exists() else '"."'
+    found = []
+    for folder in (root / member for member in re.findall(r'"([^"]+)"', members)):
+        named = re.findall(r'^path = "(.+\.rs)"', (folder / "Cargo.toml").read_text(), re.M) if manifest.exists() else []
+        own = [folder / name for name in dict.fromkeys(["src/lib.rs", "src/main.rs", *named]) if (folder / name).exists()]
+        assert own, f"{folder} has no crate"
+        found += own
+    return found
+
+
 def problems(root):
     found = []
 
@@ -318,12 +332,7 @@ def problems(root):
                     if target in part:
                         found.append(tell("  in it", path, target, line, name))
 
-    crates = [root / "src/lib.rs"]
-    crates += [
-        path for place in ("recording", "hostccl/reduce", "hostccl", "hostccl/tests/plain", "hostccl/capi", "tool", "tests/recovery_model")
-        for path in (root / place / "src/lib.rs", root / place / "src/main.rs")
-    ]
-    for crate in filter(Path.exists, crates):
+    for crate in crates(root):
         edges = Crate(crate).edges()
         look(edges)
         if crate != root / "src/lib.rs":

@@ -116,8 +116,11 @@ def test_a_port_that_a_connection_holds(start):
         listener.listen()
         holder.bind(("127.0.0.1", 0))
         holder.connect(listener.getsockname())
-        ranks = start(2, "rejoin", 1, port=holder.getsockname()[1])
-        time.sleep(1.5)
+        ranks = start(2, "rejoin", 1, port=holder.getsockname()[1], variables={"DM_LOG": "debug"})
+        for rank in ranks:
+            said = rank.stderr.readline()
+            assert "; it joins within " in said, said
+        time.sleep(1)
         waiting = [rank.poll() for rank in ranks]
         # The connection ends at once, without a TIME_WAIT that would hold the port for a minute.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
