@@ -8,12 +8,12 @@ from .job import MESH
 
 @dataclass
 class Strike:
-    # When it happens: so many seconds after the start of the job, after the first rank was at the
-    # step, or after the strike before.
+    # The event from which `delay` counts: the start of the job, the first rank at `step`, or the
+    # strike before this one.
     after: str
     step: int
     delay: float
-    # The ranks, of which those are hit that are there.
+    # The ranks that are hit. A rank that does not run then is left out.
     victims: tuple
     # kill; stop: SIGSTOP, and SIGCONT after `pause` seconds; cut: the hosts with the numbers
     # `victims` fall silent.

@@ -15,8 +15,8 @@ from .plan import EPOCHS, PAUSE_MS
 
 # A job must have ended so long after its last strike, on a machine with much other work.
 PATIENCE = 120
-# The program tries a recovery so often (kMostFailed), and each try may last so long: on a host that
-# was cut off from the store, no try ends before its deadline.
+# The program tries a recovery 5 times (kMostFailed), and a try may last 40 s. On a host that is cut
+# off from the store every try lasts until its deadline.
 TRIES, RECOVERY = 5, 40
 # The errors of dm_recover with which a job may end, and how many ranks must be lost beyond the
 # spares.
@@ -134,7 +134,7 @@ def judge(job, plan, hit, expected, outcome, share=0.0):
             outcome.complaints.append(f"rank {process.rank} (process {process.pid}) has ended without a word: {process.words[-1:]}")
     done = [process for process in left if ends[process.pid] == "is done"]
     errors = [process for process in steady if ends[process.pid] == "gives up"]
-    full = all(f"is benched in epoch" not in line for process in ranks for line in process.words)
+    full = all("is benched in epoch" not in line for process in ranks for line in process.words)
     full = full and not any(count < MESH for count in sizes(ranks))
     if done:
         outcome.counts["ended right"] = 1
@@ -157,8 +157,9 @@ def judge(job, plan, hit, expected, outcome, share=0.0):
     joined = [process for process in errors if any(words.startswith("is in the mesh") or words == "is a spare" for words in process.words)]
     if len(joined) < len(errors) and not plan.restarts:
         # Somebody was lost before there was a mesh. All others must have the error of it.
-        if not any(one.after == "start" for one in plan.strikes):
-            outcome.complaints += [f"rank {process.rank} has no mesh: {process.words[-1]}" for process in errors if process not in joined]
+        is_expected = any(one.after == "start" for one in plan.strikes)
+        wrong = [process for process in errors if not (is_of_a_loss(process.words[-1]) if is_expected else process in joined)]
+        outcome.complaints += [f"rank {process.rank} has no mesh: {process.words[-1]}" for process in wrong]
         return
     errors = joined
     texts = {reason(process.words[-1]) for process in errors}
@@ -194,6 +195,11 @@ def reason(words):
     if "all ranks of the mesh are lost" in words:
         return NO_STATE
     return next((text for text in (NO_STATE, TOO_FEW) if text in words), words)
+
+
+def is_of_a_loss(words):
+    """Whether a rank has given up because others were lost."""
+    return reason(words) in (TOO_FEW, NO_STATE) or words.startswith(("gives up: DM_STATUS_PEER_LOST: ", "gives up: DM_STATUS_TIMEOUT: "))
 
 
 def suffer(tool, program, plan, expected, folder=None):
