@@ -3,13 +3,14 @@
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/interop"))
+sys.path.append(str(ROOT / "tests/interop"))
 import pytorch  # noqa: E402
 
 
@@ -34,6 +35,22 @@ def interpreter(wanted=True):
     if python is None:
         print("no PyTorch here (DM_BENCH_PYTHON names an interpreter that has it): ours alone")
     return python
+
+
+def time_text(seconds):
+    for unit, scale in (("s", 1), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def spread(values):
+    """The median of times, with the least and the largest one."""
+    values = list(values)
+    if not values:
+        return ""
+    text = time_text(statistics.median(values))
+    return text if len(values) == 1 else f"{text} ({time_text(min(values))} - {time_text(max(values))})"
 
 
 def machine():

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 
-from common import ROOT, built, in_turn, interpreter, machine, today
+from common import ROOT, built, in_turn, interpreter, machine, spread, time_text, today
 
 # As in benches/mesh/worlds.rs.
 SHAPES = {8: (2, 2, 2, 1), 1024: (8, 4, 8, 4), 1048576: (64, 32, 64, 8)}
@@ -53,13 +53,6 @@ def run(command, env=None):
     return done.stdout
 
 
-def time_text(seconds):
-    for unit, scale in (("s", 1), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
 def memory_text(size):
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB" if size else "less than a page (4 kB)"
 
@@ -67,13 +60,6 @@ def memory_text(size):
 def ratio_text(ratios):
     middle = statistics.median(ratios) if ratios else 0
     return "" if not ratios else f"{middle:,.0f}" if middle >= 10 else f"{middle:.1f}"
-
-
-def spread(values):
-    if not values:
-        return ""
-    text = time_text(statistics.median(values))
-    return text if len(values) == 1 else f"{text} ({time_text(min(values))} - {time_text(max(values))})"
 
 
 def main():

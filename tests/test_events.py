@@ -11,8 +11,7 @@ import time
 import pytest
 
 from netlab import Lab
-from support.pinned import Unavailable
-from support.processes import environment
+from support.processes import environment, state_and_parent
 
 PATIENCE = 60.0
 EVENT = re.compile(r"rank (?P<rank>\d+) of (?P<size>\d+): (?P<kind>\w+)(?: ranks=(?P<ranks>[\d,]+))? group=(?P<group>.*) dim=(?P<dim>\S+) "
@@ -59,11 +58,7 @@ class Watched:
         return self.until(lambda: list(filter(fits, self.events(rank, "slow"))))[0]
 
     def stopped(self, rank):
-        self.until(lambda: self.state(rank) == "T")
-
-    def state(self, rank):
-        with open(f"/proc/{self.ranks[rank].pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
+        self.until(lambda: state_and_parent(self.ranks[rank].pid)[0] == "T")
 
     def go_on(self, rank):
         os.kill(self.ranks[rank].pid, signal.SIGCONT)
@@ -234,11 +229,7 @@ def test_a_rank_of_another_host_is_named_that_does_not_send(programs, tmp_path):
     """Two hosts have two ranks each. Rank 1 is stopped, and rank 3 on the other host waits for a
     message of rank 1 along dp."""
     program = programs.c("tests/c/programs/watch.c", "-Wall", "-Wextra", "-pthread")
-    try:
-        lab = Lab(["alpha", "beta"], tmp_path / "lab", own_pids=True).__enter__()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    try:
+    with Lab(["alpha", "beta"], tmp_path / "lab", own_pids=True) as lab:
         variables = lambda rank: environment(RANK=rank, LOCAL_RANK=rank % 2, WORLD_SIZE=4, MASTER_ADDR="alpha", MASTER_PORT=29400)
         job = Watched([lab.spawn(["alpha", "beta"][rank // 2], [str(program), "far", "4"], env=variables(rank), stdin=subprocess.DEVNULL,
                                  stdout=subprocess.PIPE, text=True) for rank in range(4)])
@@ -249,5 +240,3 @@ def test_a_rank_of_another_host_is_named_that_does_not_send(programs, tmp_path):
         assert 0.1 <= float(slow["waited"]) < PATIENCE, slow
         os.kill(lab.hosts["alpha"].inner_pid(job.ranks[1]), signal.SIGCONT)
         job.end()
-    finally:
-        lab.__exit__()

@@ -10,7 +10,6 @@ processors."""
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -18,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from support.healing import killed_once
 from support.jax import BYTECODE, FOLDER, HANDLERS, PACKAGE, prepared
-from support.paths import LIBRARY, ROOT, TOOL
+from support.paths import LIBRARY, ROOT
 from support.processes import environment, kill_all, launch, run
 
 TESTS = PACKAGE / "tests"
@@ -164,18 +164,8 @@ def test_a_training_heals(python):
     The losses are those of a job that nobody disturbs."""
     program = [python, ROOT / "examples/jax_elastic.py", "--epochs", 8]
     calm = launch(1, *program, env=variables(), timeout=LIMIT - 60, merged=True).stdout
-    command = [TOOL, "run", "-n", 3, "--restart", "rank", "--max-restarts", 2, "--", *program]
-    job = subprocess.Popen([str(word) for word in command], env=variables(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        said = ""
-        for line in job.stdout:
-            said += line
-            if line.startswith("epoch 2 ") and "it starts again" not in said:
-                os.kill(int(re.search(r"rank 1 is process (\d+)", said).group(1)), signal.SIGKILL)
-        assert job.wait(60) == 0, said
-    finally:
-        kill_all([job])
-    assert said.count("rank 1 is process") == 2 and "rank 1 is done" in said and said.count("is in epoch 1 with 3 ranks") == 2, said
+    said = killed_once(program, "epoch 2 ", **variables())
+    assert "rank 1 is done" in said and said.count("is in epoch 1 with 3 ranks") == 2, said
     losses = [dict(re.findall(r"^epoch (\d+)  loss of the last batch (\d+\.\d+)", text, re.M)) for text in (calm, said)]
     assert len(losses[0]) == 8 and losses[0].keys() == losses[1].keys(), said
     assert all(abs(float(losses[0][epoch]) - float(losses[1][epoch])) < 2e-3 for epoch in losses[0]), (calm, said)

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from support.healing import Job
-from support.paths import LINK, TOOL
-from support.processes import end_group, environment, words
+from support.healing import jobs
+from support.paths import TOOL
+from support.processes import environment, words
 
 RESTART = ("--restart", "rank", "--max-restarts", "3")
 # How long the ranks wait for a process that takes an empty place, in milliseconds.
@@ -18,17 +18,7 @@ PATIENCE = 60000
 
 @pytest.fixture
 def heal(programs):
-    program = programs.c("examples/recover.c", name="recover-example", link=LINK)
-    jobs = []
-
-    def start(size, before=(), **options):
-        jobs.append(Job([*before, program], size, options=RESTART, **options))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        if job.process.poll() is None:
-            end_group(job.process)
+    yield from jobs(programs, options=RESTART)
 
 
 def kill_and_await(job, victims, epoch):

@@ -15,10 +15,12 @@ import pytest
 
 from support.paths import TOOL
 from support.processes import environment, run, wait_until
-from support.tool import HERE, PATIENCE, SLEEP, ends, line
+from support.tool import HERE, PATIENCE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting
 
 # How often the rank, or the job, was started again.
 COUNT = "$TORCHELASTIC_RESTART_COUNT"
+# The numbers of a rank, and how it joins.
+NUMBERS = f"$RANK $LOCAL_RANK $GROUP_RANK {COUNT} $DM_JOIN"
 QUICK = ("--failure-grace", "0.1")
 # Adds 1 to a key of the store that the rank was told, and prints the sum.
 ADD = """
@@ -54,14 +56,6 @@ def nodes(start, free_port):
 
 def last(err):
     return err.splitlines()[-1]
-
-
-def says(tool, text):
-    """Reads the tool's messages up to the one with that text, and gives it."""
-    for said in tool.stderr:
-        if text in said:
-            return said
-    raise AssertionError(f"the tool has not said {text!r}")
 
 
 # All ranks again.
@@ -349,16 +343,10 @@ def test_a_rank_that_fails_when_one_of_another_node_has_ended_well_ends_the_job(
         assert "starts again" not in err, err
 
 
-def waiting(tmp_path):
-    """A script whose rank ends well when there is a file, and the file."""
-    go = tmp_path / "go"
-    return f"echo $RANK $LOCAL_RANK $GROUP_RANK {COUNT} $DM_JOIN; until test -e {go}; do sleep 0.02; done", go
-
-
 @pytest.mark.parametrize("numbers", [("", ""), ("--node-rank 0 ", "--node-rank 1 ")], ids=["by arrival", "numbered"])
 def test_a_node_that_joins_takes_the_place_of_a_lost_one(nodes, tmp_path, numbers):
     """Twice: the node that has joined is lost, too."""
-    script, go = waiting(tmp_path)
+    script, go = waiting(tmp_path, NUMBERS)
     options = [f"{number}-n 1 --spares 1 --restart rank --max-restarts 1 --log-dir {tmp_path}/logs --tee" for number in numbers]
     (first, ) = nodes(options[0], script=script)
     says(first, "waiting for ")
@@ -378,7 +366,7 @@ def test_a_node_that_joins_takes_the_place_of_a_lost_one(nodes, tmp_path, number
 
 
 def test_a_lost_node_that_does_not_come_back_does_not_keep_the_others(nodes, tmp_path):
-    script, go = waiting(tmp_path)
+    script, go = waiting(tmp_path, NUMBERS)
     options = "-n 1 --restart rank --max-restarts 1"
     first, second = nodes(f"--node-rank 0 {options}", f"--node-rank 1 {options}", script=script)
     line(second)
@@ -389,7 +377,7 @@ def test_a_lost_node_that_does_not_come_back_does_not_keep_the_others(nodes, tmp
 
 
 def test_a_node_that_cannot_take_the_place_is_refused(nodes, tmp_path):
-    script, _ = waiting(tmp_path)
+    script, _ = waiting(tmp_path, NUMBERS)
     options = "--restart rank --max-restarts 1"
     both = {line(node)[0]: node for node in nodes(f"-n 1 {options}", f"-n 1 {options}", script=script)}
     # The node with the first rank serves the store.
@@ -410,8 +398,7 @@ def test_a_host_that_is_out_of_reach_is_tried_again(start, tmp_path, free_port):
     rsh, down = tmp_path / "rsh", tmp_path / "down"
     rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be && test -e {down} && echo "no route to $host" >&2 && exit 255\nexec sh -c "$*"\n')
     rsh.chmod(0o755)
-    go = tmp_path / "go"
-    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat) $DM_JOIN; until test -e {go}; do sleep 0.02; done"
+    script, go = waiting(tmp_path, f"$RANK {TOOL_OF_RANK} $DM_JOIN")
     tool = start("--rsh-agent", rsh, "--hosts", "al,be", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-n", 1, "--restart", "rank", "--max-restarts", 2,
                  script=script)
     pid = dict(line(tool).split() for _ in range(2))["1"]
@@ -434,10 +421,10 @@ def test_a_host_that_is_out_of_reach_is_tried_again(start, tmp_path, free_port):
 
 def test_a_host_that_was_back_has_no_more_than_its_restarts(start, tmp_path, free_port):
     """A script takes the place of ssh. It stays when the node there is killed, so that the starter kills it."""
-    rsh, started, go = tmp_path / "rsh", tmp_path / "started", tmp_path / "go"
+    rsh, started = tmp_path / "rsh", tmp_path / "started"
     rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be || exec sh -c "$*"\necho >> {started}\nsh -c "$*"\nexec sleep 1000\n')
     rsh.chmod(0o755)
-    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat) $DM_JOIN; until test -e {go}; do sleep 0.02; done"
+    script, go = waiting(tmp_path, f"$RANK {TOOL_OF_RANK} $DM_JOIN")
     tool = start("--rsh-agent", rsh, "--hosts", "al,be", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-n", 1, "--restart", "rank", "--max-restarts", 1,
                  script=script)
     pid = dict(line(tool).split() for _ in range(2))["1"]
@@ -458,11 +445,11 @@ def test_a_host_that_was_back_has_no_more_than_its_restarts(start, tmp_path, fre
 def test_a_try_that_hangs_is_followed_by_the_next(start, tmp_path, free_port):
     """A script takes the place of ssh. Its second connection says nothing. The tool looks at such a
     try every 5 s at least, so this test takes about 7 s."""
-    rsh, started, go = tmp_path / "rsh", tmp_path / "started", tmp_path / "go"
+    rsh, started = tmp_path / "rsh", tmp_path / "started"
     rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be || exec sh -c "$*"\necho >> {started}\n'
                    f'test $(wc -l < {started}) = 2 && exec sleep 1000\nexec sh -c "$*"\n')
     rsh.chmod(0o755)
-    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat) $DM_JOIN; until test -e {go}; do sleep 0.02; done"
+    script, go = waiting(tmp_path, f"$RANK {TOOL_OF_RANK} $DM_JOIN")
     tool = start("--rsh-agent", rsh, "--hosts", "al,be", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-n", 1, "--restart", "rank", "--max-restarts", 1,
                  "--rdzv-timeout", 4, script=script)
     pid = dict(line(tool).split() for _ in range(2))["1"]

@@ -10,7 +10,6 @@ import pytest
 from netlab import Lab
 from sshd import Sshd
 from support.paths import TOOL
-from support.pinned import Unavailable
 from support.processes import children, environment, state_and_parent
 from support.tool import SLEEP, all_gone, ends
 
@@ -21,10 +20,7 @@ NAMES = ["alpha", "beta", "gamma", "delta"]
 def ssh(tmp_path):
     """Four hosts with sshd, and a function that starts a job from one of them."""
     with Lab(NAMES, tmp_path / "lab") as lab:
-        try:
-            agent = Sshd(lab, NAMES, tmp_path).agent
-        except Unavailable as why:
-            pytest.skip(str(why))
+        agent = Sshd(lab, NAMES, tmp_path).agent
 
         def start(host, *arguments):
             return lab.spawn(host, [str(TOOL), "run", "--rsh-agent", agent, "--grace-period", "1", *arguments],

@@ -15,25 +15,18 @@ import pytest
 from hangs import HOSTS, WAYS, FourHosts, check, until
 from netlab import Lab
 from support.paths import TOOL
-from support.pinned import Unavailable
-from support.processes import environment, run, wait_until, words
+from support.processes import children, environment, run, wait_until, words
 
 QUICK = ["stop", "die", "count", "join"]
 
 
 @pytest.fixture
 def jobs(programs, tmp_path):
-    try:
-        lab = Lab(HOSTS, tmp_path / "lab", own_pids=True).__enter__()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    jobs = FourHosts(programs.c("tests/c/programs/hang.c", "-Wall", "-Wextra"), lab)
-    jobs.nodes = {}
-    try:
+    with Lab(HOSTS, tmp_path / "lab", own_pids=True) as lab:
+        jobs = FourHosts(programs.c("tests/c/programs/hang.c", "-Wall", "-Wextra"), lab)
+        jobs.nodes = {}
         yield jobs
         jobs.end()
-    finally:
-        lab.__exit__()
 
 
 def hangs_in(jobs, way):
@@ -118,7 +111,7 @@ def test_one_job_asked_in_every_way(jobs, tmp_path):
 
     # A host whose tool does not answer is named with its ranks. The others are judged.
     keeper = jobs.lab.hosts["gamma"].inner_pid(jobs.nodes["gamma"])
-    (keeper,) = [int(child) for child in open(f"/proc/{keeper}/task/{keeper}/children").read().split()]
+    (keeper,) = children(keeper)
     os.kill(keeper, signal.SIGSTOP)
     began = time.monotonic()
     report, code = jobs.why("--after", "0.3s", "--timeout", "0.5s", host="alpha")

@@ -17,7 +17,8 @@ import tempfile
 
 from contestants import NAMES as TITLES, TOOL, built, permitted, prefer
 from network import INTERFACE, Network, Unavailable
-from table import grouped, rows, spread, table_by_size, time_text
+from table import grouped, rows, table_by_size
+from common import spread, time_text
 
 LAYOUTS = ["2x1", "2x2", "2x4", "4x1", "4x2"]
 SIZES = [4, 64 << 10, 1 << 20]

@@ -6,14 +6,10 @@ import statistics
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import spread, time_text  # noqa: E402
+
 TITLES = {"ours": "devicemesh", "gloo": "Gloo", "mpich": "MPICH", "openmpi": "Open MPI", "torch": "PyTorch gloo"}
-
-
-def time_text(seconds):
-    for unit, scale in (("s", 1), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
 
 
 def size_text(size):
@@ -21,12 +17,6 @@ def size_text(size):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
     return f"{size} B"
-
-
-def spread(values):
-    values = list(values)
-    text = time_text(statistics.median(values))
-    return text if len(values) == 1 else f"{text} ({time_text(min(values))} - {time_text(max(values))})"
 
 
 def best(runs):

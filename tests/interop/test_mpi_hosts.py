@@ -17,7 +17,6 @@ from launchers import MPICH, OPEN_MPI, ROOT_MAY, needs
 from netlab import Lab
 from sshd import Sshd
 from support.paths import TOOL
-from support.pinned import Unavailable
 from support.processes import environment, wait_until, words
 
 pytestmark = [pytest.mark.long, pytest.mark.lengthy]
@@ -26,21 +25,14 @@ pytestmark = [pytest.mark.long, pytest.mark.lengthy]
 @pytest.fixture
 def lab(tmp_path):
     """The four hosts, and one from which a user asks."""
-    try:
-        lab = Lab([*HOSTS, "login"], tmp_path / "lab", own_pids=True).__enter__()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    yield lab
-    lab.__exit__()
+    with Lab([*HOSTS, "login"], tmp_path / "lab", own_pids=True) as lab:
+        yield lab
 
 
 @pytest.fixture
 def variables(lab, tmp_path):
     """The variables with which launchers find an ssh that reaches the hosts."""
-    try:
-        agent = Sshd(lab, HOSTS, tmp_path).agent
-    except Unavailable as error:
-        pytest.skip(str(error))
+    agent = Sshd(lab, HOSTS, tmp_path).agent
     ssh = tmp_path / "bin/ssh"
     ssh.parent.mkdir()
     # This ssh says on each host that it has noted a new key.

@@ -1,4 +1,4 @@
-"""Jobs of examples/recover.c under `devicemesh run`, of which a test kills ranks."""
+"""Jobs of examples/recover.c under `devicemesh run`. A test kills some of their ranks."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from support.paths import TOOL
+from support.paths import LINK, TOOL
 from support.processes import end_group, environment, rest_of, state_and_parent, words
 
 # The job must not be done before the ranks are killed.
@@ -23,7 +23,7 @@ class Job:
         self.lines, self.pids, self.size, self.spares = [], {}, size, spares
         while len(self.pids) < size:
             self.read()
-        # A spare waits when it has slept for a while. One that is late is not waited for.
+        # A spare waits when it has slept for a while. After 30 s the test goes on without waiting.
         for rank in range(size - spares, size):
             asleep, until = 0, time.monotonic() + 30
             while asleep < 10 and time.monotonic() < until:
@@ -64,21 +64,46 @@ class Job:
         return last, said
 
 
-def check_comes_back(program, **variables):
-    """Runs one of the small examples (examples/recover.py, recover.rs and that in Go) on three ranks, and kills
-    rank 1. It comes back as a new process, and the line is that of a job that nobody disturbs."""
-    command = words([TOOL, "run", "-n", 3, "--restart", "rank", "--max-restarts", 2, "--", *program, 1000])
+def jobs(programs, **same):
+    """The body of a fixture: a function that starts jobs of examples/recover.c, all with the options
+    `same`. The words `before` stand before the program. The jobs end with the test."""
+    program = programs.c("examples/recover.c", name="recover-example", link=LINK)
+    started = []
+
+    def start(*arguments, before=(), **options):
+        started.append(Job([*before, program], *arguments, **same, **options))
+        return started[-1]
+
+    yield start
+    for job in started:
+        if job.process.poll() is None:
+            end_group(job.process)
+
+
+def killed_once(program, moment, **variables):
+    """Runs a program on three ranks, and kills rank 1 after the first line that begins with `moment`.
+    Rank 1 is started again, and the job must end well. Gives what the ranks have said."""
+    command = words([TOOL, "run", "-n", 3, "--restart", "rank", "--max-restarts", 2, "--", *program])
     job = subprocess.Popen(command, env=environment(**variables), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    said = ""
+    said, is_killed = "", False
     try:
         for line in job.stdout:
             said += line
-            if line == "rank 0 is at step 100\n":
+            if line.startswith(moment) and not is_killed:
                 os.kill(int(re.search(r"rank 1 is process (\d+)", said).group(1)), signal.SIGKILL)
-        assert job.wait(60) == 0, said
+                is_killed = True
+        assert job.wait(60) == 0 and is_killed, said
     finally:
         if job.poll() is None:
             end_group(job)
+    assert said.count("rank 1 is process") == 2, said
+    return said
+
+
+def check_comes_back(program, **variables):
+    """Runs one of the small examples (examples/recover.py, recover.rs and that in Go), whose rank 1 is
+    killed. It comes back as a new process, and the line is that of a job that nobody disturbs."""
+    said = killed_once([*program, 1000], "rank 0 is at step 100\n", **variables)
     done = re.findall(r"^rank (\d) is done: y = 3\.000 x -1\.000 after step 1000$", said, re.M)
-    assert sorted(done) == ["0", "1", "2"] and said.count("rank 1 is process") == 2, said
+    assert sorted(done) == ["0", "1", "2"], said
     assert len(re.findall(r"^rank [02] is in epoch 1", said, re.M)) == 2, said

@@ -11,6 +11,9 @@ from .processes import gone, rest_of, wait_until
 PATIENCE = 60
 # A rank with this script goes on until somebody ends it.
 SLEEP = "exec sleep 1000"
+# Where these words stand in the script of a rank, the shell puts the process of the `devicemesh run`
+# of its node there. Between the two is the process that the tool starts for each rank.
+TOOL_OF_RANK = "$(cut -d' ' -f4 /proc/$PPID/stat)"
 # The name that the tool gives this host.
 HERE = socket.gethostname()
 
@@ -25,6 +28,21 @@ def ends(process, code):
 def line(tool):
     """The next line that the tool's ranks print."""
     return tool.stdout.readline().strip()
+
+
+def says(tool, text):
+    """Reads the tool's messages up to the one with that text, and gives it."""
+    for said in tool.stderr:
+        if text in said:
+            return said
+    raise AssertionError(f"the tool has not said {text!r}")
+
+
+def waiting(tmp_path, words):
+    """A script whose rank prints these words, and ends well when there is a file. Gives the script and
+    the file."""
+    go = tmp_path / "go"
+    return f"echo {words}; until test -e {go}; do sleep 0.02; done", go
 
 
 def all_gone(pids):
