@@ -97,8 +97,9 @@ class HostRank(Rank):
 
 
 class HostJob:
-    """All ranks of a job. `places` has the host of each rank, `variables` what all ranks have in
-    their environment, `each(rank, host)` what one has, and `without` what none has."""
+    """All ranks of a job. `places` has the host of each rank. `variables` are set for all ranks,
+    `each(rank, host)` gives further variables of one rank, and the names in `without` are set for no
+    rank."""
 
     def __init__(self, program, lab, places, timeout=20, variables=None, each=None, without=()):
         self.lab, self.places = lab, places.split()
@@ -127,7 +128,7 @@ class HostJob:
             self.well(ranks)
 
     def run(self, word):
-        """Every rank has a call under way that ends with an error alone."""
+        """Every rank begins a call that can only end with an error."""
         self.start(word)
         for rank in self.ranks:
             assert rank.line() == "running", f"rank {rank.rank} does not run"

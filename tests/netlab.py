@@ -1,8 +1,8 @@
 """Hosts on one machine: each a network, UTS and mount namespace with its own name, /etc/hosts and
 addresses, joined by a wire that can delay, lose and cut.
 
-A host's interface is a TUN device: what it sends comes to a process of ours (the wire), which
-hands it to the host that the packet is for, later or never. So neither `ip` nor `tc` nor netem
+A host's interface is a TUN device. The packets that the host sends go to a process of ours (the
+wire). The wire passes each packet to its destination, at once, later or never. So neither `ip` nor `tc` nor netem
 is needed, and a host that is cut off is silent, as one without power is: no RST, no ICMP.
 Nothing has a name in the file system; namespaces and interfaces end with the processes that hold
 them, and those end with the test.
@@ -46,7 +46,8 @@ def mount(source, target, flags, kind=None):
 
 
 def unshare():
-    """Namespaces of our own; where we are not allowed to, in a user namespace in which we are."""
+    """Gives this process namespaces of its own. A process that may not do so makes a user namespace
+    first, in which it may."""
     kinds = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS
     if LIBC.unshare(kinds) == 0:
         return
@@ -289,7 +290,8 @@ class Lab:
         return self.control.recv(64).decode()
 
     def tell(self, *words):
-        assert self.ask(*words) == "done"
+        answer = self.ask(*words)
+        assert answer == "done", f"the wire has answered {answer!r} to {words} (an empty answer: the wire has ended)"
 
     def cut(self, host):
         """From now on nothing comes from or to this host."""
@@ -300,7 +302,7 @@ class Lab:
             self.tell("heal", self.hosts[host].ipv4)
 
     def weather(self, delay, loss, seed):
-        """Every packet is this many seconds under way, and this share of them is lost."""
+        """Delays every packet by this many seconds, and loses this share of them."""
         self.tell("weather", delay, loss, seed)
 
     def link(self, one, other, delay):

@@ -2,8 +2,8 @@
 """Runs the tests of the project. Python 3.9 and its standard library.
 
     make test        every part once: Rust, C, C++, Python, JAX, Go, installing, faults
-    make test-all    everything: the cases marked `long` too, which show what others show in another
-                     way (more ranks, more compilers, sanitizers) or need big downloads
+    make test-all    everything, also the cases marked `long`: they show the behaviour of other
+                     cases in another way (more ranks, more compilers, sanitizers) or need big downloads
     tests/run.py -k TEXT    all cases whose name contains TEXT, long ones too
     tests/run.py --rest     what `make test-all` has beyond `make test`
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`make soak`: the random cases of tests/test_lost_ranks.py. Any rank of 2 to 8 is killed, stopped
 or exits anywhere; every other rank must get an error that names it in time, nothing may be left,
-and a new job on the same port must go through everything.
+and a new job on the same port must make every call without an error.
 
 Each run depends on the seed and its number alone: `tests/soak.py --seed S --only K` repeats run
 K. With --shrink the survivors go on by dm_shrink instead. With --hosts the ranks are on four hosts,

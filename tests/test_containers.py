@@ -141,7 +141,7 @@ def test_the_tool_in_two_containers(programs, free_port):
 
 def test_errors_say_where_ranks_of_another_container_are(programs, free_port):
     """A process of one container cannot read the recordings of the other one. The rank that is late
-    says nothing itself, and its neighbour does that."""
+    prints nothing. Its neighbour prints the message."""
     possible("pid")
     program = programs.c("tests/c/programs/reports.c")
     both = 'LOCAL_RANK=0 RANK=$1 "$0" & first=$!; LOCAL_RANK=1 RANK=$2 "$0" & wait $! && wait $first'

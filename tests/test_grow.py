@@ -142,7 +142,8 @@ def test_max_size(grow):
     job.start([6, 7], 8, words_of="short")
     job.wait_for([6, 7], "waits on: ")
     job.start([4, 5], 8)
-    # Ranks 6 and 7 were a reason at first. Their index follows one that nobody fills.
+    # Ranks 6 and 7 may have begun a recovery. It had no place for them, because nobody had taken the
+    # places 4 and 5.
     job.wait_for(range(6), is_at(r"\d", 3, SIX, joined="4 5"))
     job.wait_for([6, 7], r"waits on: .* \(rank \d is beyond the ranks of the job, so it comes in by a recovery with DM_RECOVER_GROW, whose max_size leaves room, when processes for places 6 to 7 of the mesh wait together\); call again")
     said = job.end(range(6))

@@ -24,7 +24,7 @@ def test_a_lab_ends_while_a_thread_reads_what_its_processes_write(tmp_path, own_
         reader.start()
         until = time.monotonic() + 30
         while not (lab.hosts["alpha"].inner_pid(process) and reader.is_alive()):
-            assert time.monotonic() < until
+            assert time.monotonic() < until, "the command on alpha does not begin, or nobody reads its output"
             time.sleep(0.01)
     finally:
         ending = threading.Thread(target=lab.__exit__, daemon=True)

@@ -86,7 +86,7 @@ def test_ranks_meet_again_after_one_was_killed(programs):
 def test_a_job_that_fails_again_and_again_ends():
     done = run(TOOL, "run", "-n", 2, "--max-restarts", 2, *QUICK, "--", "/bin/sh", "-c",
                f'test $RANK = 1 || {SLEEP}; echo "error: bad {COUNT}" >&2; exit $((3 + {COUNT}))', code=5, timeout=PATIENCE)
-    assert f"exited with code 4: error: bad 1; 1 rank still runs and gets SIGTERM in 0.1 s unless it ends before; then all ranks start again after 1 s (restart 2 of 2)\n" in done.stderr, done.stderr
+    assert "exited with code 4: error: bad 1; 1 rank still runs and gets SIGTERM in 0.1 s unless it ends before; then all ranks start again after 1 s (restart 2 of 2)\n" in done.stderr, done.stderr
     assert last(done.stderr) == "devicemesh run: rank 1 failed first: exit code 5: error: bad 2; the job had 2 restarts, the first because rank 1 exited with code 3"
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_in_the_pause_ends_the_job(start, unit):
 
 
 def test_ctrl_c_while_the_ranks_end_for_a_restart_ends_the_job(start):
-    tool = start("-n", 2, "--max-restarts", 3, "--failure-grace", "0", script=f"test $RANK = 1 && exit 3; trap 'echo asked' TERM; "
+    tool = start("-n", 2, "--max-restarts", 3, "--failure-grace", "0", script="test $RANK = 1 && exit 3; trap 'echo asked' TERM; "
                  "trap 'echo got it; exit 0' INT; echo ready; while :; do sleep 0.05; done")
     assert line(tool) == "ready"
     assert line(tool) == "asked"
@@ -323,7 +323,7 @@ def test_a_rank_starts_again_on_its_own_node(nodes, tmp_path):
     (out, err), (other, said) = ends(first, 0), ends(second, 0)
     assert sorted(out.splitlines()) == ["0 4 0 2 2 0", "2 4 1 2 2 0"] and err == "", (out, err)
     assert sorted(other.splitlines()) == ["1 4 0 2 2 0", "1 4 0 2 2 1 running", "3 4 1 2 2 0"], other
-    assert f"rank 1 (pid " in said and f") on {HERE} exited with code 3; it starts again (restart 1 of 1)\n" in said, said
+    assert "rank 1 (pid " in said and f") on {HERE} exited with code 3; it starts again (restart 1 of 1)\n" in said, said
 
 
 def test_a_rank_that_fails_when_one_of_another_node_has_ended_well_ends_the_job(nodes, tmp_path):

@@ -222,8 +222,8 @@ def test_wrong_command_lines(options, said):
 
 
 def test_a_job_at_the_port_of_another_one_says_why_and_leaves_it_alone(start, free_port):
-    """Which of the refused nodes learns first that it is refused is by chance, so there are some jobs. Each of
-    the two may say it."""
+    """Chance decides which refused node learns of it first, so the test starts four jobs. Each of the
+    two nodes of a job may say it."""
     endpoint = f"127.0.0.1:{free_port()}"
     first = start("al,be", f"echo ready; {SLEEP}", endpoint=endpoint)
     assert [first.stdout.readline() for _ in range(2)] == ["ready\n"] * 2

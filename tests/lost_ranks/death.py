@@ -12,8 +12,8 @@ from support.processes import marked, state_and_parent
 from .job import MARK, Job
 from .verdict import LEAVE, NOTICE, STARVATION, STOP_EXTRA, STOP_SHARE, judge
 
-# The timeout of a job in which nothing may depend on it, and of one in which only the deadline can
-# tell.
+# LONG_MS is the timeout where no result may depend on it. SHORT_MS is the timeout where only the
+# deadline tells that the rank is lost.
 LONG_MS, SHORT_MS = 30_000, 3_000
 # How long a healthy job may take for one step here, on a busy machine.
 PATIENCE = 30.0

@@ -103,9 +103,9 @@ def judge(job, death, moment, absent):
 
 
 def cut_short(job, rank):
-    """Whether the error names another survivor that has had its own. All meet the deadline
-    within milliseconds: one that is late first may end the wait of the one it waited for, just
-    before that would have named the stopped rank."""
+    """Whether the error names another survivor that has had its own. All meet the deadline within
+    milliseconds. The rank that meets its deadline first leaves. A rank that waited for it then blames
+    that rank, and not the stopped one."""
     others = [job.ranks.get(number) for number in named(rank.error[2])]
     return any(other and other is not rank and other.error for other in others)
 
