@@ -91,8 +91,9 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def left_in_memory(before):
-    """The new files in /dev/shm. UCX's are left out, because a test that runs beside this one may have them for longer than
-    this one waits. What is left of them is found at the end of all tests (tests/run.py)."""
+    """The new files in /dev/shm. UCX's are left out, because a test that runs beside this one may
+    have them for longer than this one waits. What is left of them is found at the end of all tests
+    (tests/run.py)."""
     return {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("ucx_shm")}
 
 

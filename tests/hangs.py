@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs of eight ranks that hang in every way (tests/c/programs/hang.c), on one host or on four, and what
-`devicemesh why` must say of them.
+"""Jobs of eight ranks that hang in every way (tests/c/programs/hang.c), on one host or on four,
+and what `devicemesh why` must say of them.
 
     tests/hangs.py --times 100 [--hosts] [--ways skip,die]
 
@@ -117,8 +117,8 @@ def children_of(pid):
 
 
 def until(jobs, kind, *options, **how):
-    """Asks until the first finding is of this kind, and the ranks have made the mesh, unless they hang before. Gives
-    the job of the report."""
+    """Asks until the first finding is of this kind, and the ranks have made the mesh, unless they
+    hang before. Gives the job of the report."""
     last = time.monotonic() + PATIENCE
     while True:
         report, code = jobs.why("--after", "0.3s", *options, **how)

@@ -72,7 +72,8 @@ class Network(Lab):
         return sorted(found)
 
     def has_zero_window(self, host):
-        """Whether this host's kernel holds bytes for which a receiver has no room. Such a connection is established (01), and its timer probes for room (04)."""
+        """Whether this host's kernel holds bytes for which a receiver has no room. Such a
+        connection is established (01), and its timer probes for room (04)."""
         lines = [line.split() for table in ("tcp", "tcp6")
                  for line in Path(f"/proc/{self.hosts[host].holder}/net/{table}").read_text().splitlines()[1:]]
         return any(line[3] == "01" and line[5].startswith("04:") for line in lines)
@@ -98,8 +99,8 @@ class HostRank(Rank):
 
 class HostJob:
     """All ranks of a job. `places` has the host of each rank. `variables` are set for all ranks,
-    `each(rank, host)` gives further variables of one rank, and the names in `without` are set for no
-    rank."""
+    `each(rank, host)` gives further variables of one rank, and the names in `without` are set for
+    no rank."""
 
     def __init__(self, program, lab, places, timeout=20, variables=None, each=None, without=()):
         self.lab, self.places = lab, places.split()

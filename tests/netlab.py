@@ -1,8 +1,9 @@
 """Hosts on one machine: each a network, UTS and mount namespace with its own name, /etc/hosts and
 addresses, joined by a wire that can delay, lose and cut.
 
-A host's interface is a TUN device. The packets that the host sends go to a process of ours (the
-wire). The wire passes each packet to its destination, at once, later or never. So neither `ip` nor `tc` nor netem
+A host's interface is a TUN device. The packets that the host sends go to a process of ours
+(the wire). The wire passes each packet to its destination, at once, later or never.
+So neither `ip` nor `tc` nor netem
 is needed, and a host that is cut off is silent, as one without power is: no RST, no ICMP.
 Nothing has a name in the file system; namespaces and interfaces end with the processes that hold
 them, and those end with the test.
@@ -167,8 +168,9 @@ class Host:
             fcntl.ioctl(link, SIOCSIFADDR, struct.pack("16sIi", ipaddress.IPv6Address(address).packed, 64, index))
 
     def wait_for_ipv6(self):
-        """The kernel puts the addresses into use later, on a thread of its own that waits while other
-        namespaces end. A connection made before takes the wrong address for its own, and hangs."""
+        """The kernel puts the addresses into use later, on a thread of its own that waits while
+        other namespaces end. A connection made before takes the wrong address for its own, and
+        hangs."""
         wanted = {ipaddress.IPv6Address(address).packed.hex() for address in (self.ipv6, self.link_local)}
 
         def in_use():
@@ -187,8 +189,8 @@ class Host:
         self.names.write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
 
     def spawn(self, command, **options):
-        """A process on this host; it is killed when the test ends in whatever way. Where the host has
-        a process-id namespace, the process is a shell that waits for the command's."""
+        """A process on this host; it is killed when the test ends in whatever way. Where the host
+        has a process-id namespace, the process is a shell that waits for the command's."""
         if self.init:
             command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command]
         spaces = [f"/proc/{self.init}/ns/pid"] * bool(self.init) + [space for kind in ("user", "net", "uts", "mnt") for space in [f"/proc/{self.holder}/ns/{kind}"]
@@ -206,7 +208,8 @@ class Host:
                 os.close(space)
 
     def inner_pid(self, process):
-        """The process number of the command that [`spawn`] has started; `None` where it has ended."""
+        """The process number of the command that [`spawn`] has started; `None` where it has
+        ended."""
         if not self.init:
             return process.pid
         path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -225,9 +228,9 @@ class Host:
 
 
 class Lab:
-    """Hosts and the wire between them: `with Lab(["alpha", "beta"], folder) as lab`. With `own_sysfs`
-    the interfaces in a host's /sys are the host's own, which UCX needs. With `own_pids` a host sees its
-    own processes alone."""
+    """Hosts and the wire between them: `with Lab(["alpha", "beta"], folder) as lab`. With
+    `own_sysfs` the interfaces in a host's /sys are the host's own, which UCX needs. With
+    `own_pids` a host sees its own processes alone."""
 
     def __init__(self, names, folder, own_sysfs=False, own_pids=False):
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -319,8 +322,8 @@ class Lab:
         self.tell("watch", text.hex())
 
     def seen(self):
-        """How many packets have had the watched bytes, and how many bytes all packets have had since
-        then."""
+        """How many packets have had the watched bytes, and how many bytes all packets have had
+        since then."""
         return tuple(map(int, self.ask("seen").split()))
 
 

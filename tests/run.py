@@ -3,15 +3,16 @@
 
     make test        every part once: Rust, C, C++, Python, JAX, Go, installing, faults
     make test-all    everything, also the cases marked `long`: they show the behaviour of other
-                     cases in another way (more ranks, more compilers, sanitizers) or need big downloads
+                     cases in another way (more ranks, more compilers, sanitizers) or need big
+                     downloads
     tests/run.py -k TEXT    all cases whose name contains TEXT, long ones too
     tests/run.py --rest     what `make test-all` has beyond `make test`
 
 tests/parts adds the cases of Rust, C, C++ and the headers; pytest runs tests/test_*.py. To add a
 test, add a file. A C or C++ file may begin with comments:
 
-    /* ranks: 1 4 8 */            run it under `devicemesh run -n N` for each N; without this comment
-                                  it is one process without a launcher
+    /* ranks: 1 4 8 */            run it under `devicemesh run -n N` for each N; without this
+                                  comment it is one process without a launcher
     /* static */                  also link it to libdevicemesh.a
     /* flags: -fno-exceptions */  add to the compiler's flags
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """`make soak-elastic`: jobs of examples/elastic.cpp whose ranks are killed and stopped at random
-moments, while they join, train, recover and end, one to three at a time. Every job must end right, or
-on all ranks with one error that the losses explain. Nothing may hang, be left or be computed wrongly.
+moments, while they join, train, recover and end, one to three at a time. Every job must end right,
+or on all ranks with one error that the losses explain. Nothing may hang, be left or be computed
+wrongly.
 
-Each run's plan depends on the seed and its number alone: `tests/soak_elastic.py --program P --seed S
---only K` repeats run K."""
+Each run's plan depends on the seed and its number alone:
+`tests/soak_elastic.py --program P --seed S --only K` repeats run K."""
 
 import argparse
 import random

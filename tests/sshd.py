@@ -1,5 +1,5 @@
-"""Debian's sshd on the hosts of tests/netlab.py, with keys and a configuration of its own in a folder
-of the test. Needs root, because sshd changes its user."""
+"""Debian's sshd on the hosts of tests/netlab.py, with keys and a configuration of its own in a
+folder of the test. Needs root, because sshd changes its user."""
 
 import os
 import shutil

@@ -168,7 +168,8 @@ def test_quiet(job):
      "the names dp,pp and --op all_reduce and --no-measure, and rank 0 has the names dp,tp and --op all_reduce,reduce,broadcast,"),
 ], ids=["warmup", "shape", "names"])
 def test_options_that_differ_are_named(job, own, said):
-    """Every rank ends with the same code. The message names options as they are on the command line."""
+    """Every rank ends with the same code. The message names options as they are on the command
+    line."""
     ranks = job(4, of_each=lambda rank: [*QUICK[2:], *own] if rank == 1 else ["2,2", "dp,tp", *QUICK])
     assert ranks.codes() == [3] * 4, ranks
     line = ranks.errors[0].splitlines()[-1]
@@ -204,8 +205,8 @@ def on_terminal(*arguments, width=80, **environment):
 
 
 def interrupted(step, *command):
-    """Runs a command on a terminal and presses Ctrl-C in that step of a check. Returns the exit code
-    and what is on the terminal then."""
+    """Runs a command on a terminal and presses Ctrl-C in that step of a check. Returns the exit
+    code and what is on the terminal then."""
     ours, theirs = pty.openpty()
     command = subprocess.Popen([str(word) for word in command], env=clean(), stdin=theirs, stdout=theirs, stderr=theirs,
                                start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0))

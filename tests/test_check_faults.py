@@ -132,8 +132,8 @@ def test_a_rank_that_hangs_ends_the_check_in_time(job):
 
 @pytest.mark.alone
 def test_a_rank_that_never_comes(job):
-    """The other ranks end when the time has passed, to a second. The test takes 5 s, in which rank 0
-    is missing in one job and rank 2 in another one."""
+    """The other ranks end when the time has passed, to a second. The test takes 5 s, in which rank
+    0 is missing in one job and rank 2 in another one."""
     began = time.monotonic()
     both = {missing: job(4, "2,2", "--timeout", "5s", "--json", before=lambda rank, missing=missing: ["sh", "-c", "exit 2"] if rank == missing else [])
             for missing in (0, 2)}

@@ -1,5 +1,5 @@
-"""`devicemesh check` on several hosts: the slowest pair of ranks and the slowest host. The hosts are
-names on the loopback device (every machine can run these), or those of tests/netlab.py.
+"""`devicemesh check` on several hosts: the slowest pair of ranks and the slowest host. The hosts
+are names on the loopback device (every machine can run these), or those of tests/netlab.py.
 
 Every case takes some seconds, in which it verifies and measures."""
 

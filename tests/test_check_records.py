@@ -67,7 +67,8 @@ def test_a_record_is_the_report(record):
 
 @pytest.mark.long
 def test_what_takes_longer_is_slow(job, record):
-    """The record's times are a small part of what was measured, so no noise hides the difference."""
+    """The record's times are a small part of what was measured, so no noise hides the
+    difference."""
     file = scaled(record[0], 1e-5)
     ranks = job(2, *SMALL, "--compare", file, "--fail-slow")
     assert ranks.codes() == [4, 4], ranks
@@ -111,9 +112,9 @@ __attribute__((constructor)) static void prepare(void)
 
 @pytest.mark.parametrize("lasts", [pytest.param(False, marks=pytest.mark.long), True], ids=["for a moment", "always"])
 def test_what_looks_slower_is_measured_again(job, tmp_path, lasts):
-    """A slowness of 0.15 s a call, which ends with the first measurement or does not end. It is many
-    times the record's time, however busy the machine is. Takes up to
-    20 s, because it is measured again over many seconds."""
+    """A slowness of 0.15 s a call, which ends with the first measurement or does not end. It is
+    many times the record's time, however busy the machine is. Takes up to 20 s, because it is
+    measured again over many seconds."""
     slow = before_engine(tmp_path, SLOW)
     words = ("2", "dp", "--op", "all_reduce", *QUICK[2:], "--sizes", "4MiB", "--warmup", "1", "--slow-factor", "1e6")
     file = tmp_path / "record.json"

@@ -220,7 +220,8 @@ print(library.dm_version(), status, library.dm_last_error().decode())
                          [("libdevicemesh.so.0.1.0", "12 this program asks for libdevicemesh 0.1.0, but "),
                           ("libdevicemesh.so", "0 "), (SONAME, "0 ")])
 def test_library_that_is_opened_by_name(tmp_path, file, said):
-    """dlopen and dlsym need no version of the symbols. The file's name counts as in the test above."""
+    """dlopen and dlsym need no version of the symbols. The file's name counts as in the test
+    above."""
     place = tmp_path / file
     place.symlink_to(LIBRARY / "libdevicemesh.so")
     code, output, errors = outcome(sys.executable, "-c", LOADS, place, WORLD_SIZE="1", RANK="0")

@@ -169,7 +169,8 @@ def test_misuse(before, body, says):
 
 @pytest.mark.long
 def test_precompiled(tmp_path):
-    """As a precompiled header it brings no warning either. GCC forgets the header's pragmas then."""
+    """As a precompiled header it brings no warning either. GCC forgets the header's pragmas
+    then."""
     header = tmp_path / HEADER.name
     header.write_text(HEADER.read_text())
     options = [*OPTIONS, "-Winvalid-pch"]

@@ -66,7 +66,8 @@ def test_changes_that_are_not_committed_are_named(tmp_path, monkeypatch):
 
 
 def test_pip_takes_the_sources_as_an_sdist(tmp_path):
-    """pip asks the backend for the metadata alone, because a build takes minutes. tests/bare_dist.py builds."""
+    """pip asks the backend for the metadata alone, because a build takes minutes.
+    tests/bare_dist.py builds."""
     top = tmp_path / f"devicemesh-{VERSION}"
     for name in ("Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "bindings/python/build_wheel.py", "bindings/python/pyproject.toml",
                  "bindings/python/README.md"):

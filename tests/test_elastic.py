@@ -1,5 +1,5 @@
-"""examples/elastic.cpp: a rank of the training is killed by SIGKILL, and a spare or a new process takes
-its place. `make soak-elastic` has the random cases."""
+"""examples/elastic.cpp: a rank of the training is killed by SIGKILL, and a spare or a new process
+takes its place. `make soak-elastic` has the random cases."""
 
 import re
 import signal
@@ -36,8 +36,8 @@ def elastic(programs):
 
 @pytest.mark.parametrize("spares, restarts, newcomer", [(1, 0, 8), (0, 3, 5)], ids=["spare", "restart"])
 def test_the_training_goes_on(elastic, spares, restarts, newcomer):
-    """A rank is killed in the middle of the training. A spare or a new process takes its place, so the
-    mesh is whole in every step, and the losses are those of an undisturbed job."""
+    """A rank is killed in the middle of the training. A spare or a new process takes its place, so
+    the mesh is whole in every step, and the losses are those of an undisturbed job."""
     undisturbed = elastic(0)
     assert undisturbed.end(PATIENCE), undisturbed.said()
     job = elastic(spares, "--check", "--replace", 30000, restarts=restarts)

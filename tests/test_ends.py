@@ -187,8 +187,9 @@ def test_a_rank_that_somebody_has_stopped_can_end_itself(start, number, code):
 
 
 def on_terminal(start, ranks, script, *options, tostop=False):
-    """Starts a job in a session of its own, which a terminal controls. Gives the job, and the end of the
-    terminal where the keys are. With `tostop` the terminal stops who writes in the background."""
+    """Starts a job in a session of its own, which a terminal controls. Gives the job, and the end
+    of the terminal where the keys are. With `tostop` the terminal stops who writes in the
+    background."""
     def log_in():
         # Under nohup the tests ignore this signal, and the tool would, too.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -280,8 +281,8 @@ def test_a_rank_that_the_terminal_stops_at_the_end_is_killed(start, tmp_path):
 
 
 def test_a_second_ctrl_c_that_comes_too_early_is_answered(start):
-    """On a slow machine the second key may come more than half a second after the first one, so that
-    it counts. Then another job is tried."""
+    """On a slow machine the second key may come more than half a second after the first one, so
+    that it counts. Then another job is tried."""
     said = b""
     for _ in range(10):
         tool, ours = on_terminal(start, 1, IGNORES)
@@ -348,7 +349,8 @@ def test_a_reader_that_has_stopped_ends_nothing_silently(start, options, code):
 
 
 def test_ranks_that_fail_together_are_counted(start, tmp_path):
-    """While the parent of the ranks is stopped, three ranks fail, so the tool learns of all of them at once."""
+    """While the parent of the ranks is stopped, three ranks fail, so the tool learns of all of
+    them at once."""
     os.mkfifo(tmp_path / "go")
     tool = start(5, f"echo $$; if [ $RANK -lt 3 ]; then read line < {tmp_path}/go; exit 3; fi; exec sleep 100", "--failure-grace", "0.1")
     pids = [int(tool.stdout.readline()) for _ in range(5)]
@@ -368,7 +370,8 @@ def test_ranks_that_fail_together_are_counted(start, tmp_path):
 
 
 def test_a_keeper_that_somebody_has_stopped_is_told(start, tmp_path):
-    """The time goes on meanwhile: a job that was not seen to end before --timeout has not ended in time."""
+    """The time goes on meanwhile: a job that was not seen to end before --timeout has not ended in
+    time."""
     os.mkfifo(tmp_path / "go")
     tool = start(1, f"echo ready; read line < {tmp_path}/go", "--timeout", "3")
     late = time.monotonic() + 3
@@ -406,8 +409,8 @@ def test_a_missing_loader_is_named(tmp_path):
 
 
 def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path):
-    """The kernel sends the tool SIGXFSZ for such a write. The ranks have the signal's default action: the
-    tool has caught the signal, and has not ignored it."""
+    """The kernel sends the tool SIGXFSZ for such a write. The ranks have the signal's default
+    action: the tool has caught the signal, and has not ignored it."""
     ranks = "grep SigIgn /proc/self/status; seq 10000; exec sleep 1000"
     limited = f"ulimit -f 4; exec {TOOL} run -n 1 --tee --log-dir {tmp_path} -- sh -c '{ranks}'"
     done = run("/bin/sh", "-c", limited, code=1, timeout=PATIENCE)
@@ -435,7 +438,8 @@ def test_a_limit_on_open_files_that_stops_the_start_is_named():
 
 @pytest.mark.parametrize("limit", [2, 4])
 def test_a_limit_on_processes_that_stops_the_start_is_named(limit):
-    """The guard's thread needs a third process of the user, and the output's threads need a fifth one."""
+    """The guard's thread needs a third process of the user, and the output's threads need a fifth
+    one."""
     other = "setpriv --reuid 54321 --regid 54321 --clear-groups"
     if run("/bin/sh", "-c", f"{other} test -x {TOOL}", code=None).returncode:
         pytest.skip("the limit binds only other users than root, and none can be one here and reach the tool")

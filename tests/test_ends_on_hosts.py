@@ -1,5 +1,6 @@
-"""How a job of `devicemesh run --hosts` ends: signals, killed starters, nodes and connections that are
-lost, and which of several causes is told. A script takes the place of ssh (tests/support/rsh.py)."""
+"""How a job of `devicemesh run --hosts` ends: signals, killed starters, nodes and connections that
+are lost, and which of several causes is told. A script takes the place of ssh
+(tests/support/rsh.py)."""
 
 import contextlib
 import os
@@ -60,7 +61,8 @@ def test_no_rank_outlives_a_killed_starter(start):
 
 @pytest.mark.parametrize("part", ["front", "keeper"])
 def test_no_ssh_outlives_a_killed_starter(start, tmp_path, part):
-    """An ssh that waits for a host does not read its input, so it does not notice the end of the starter."""
+    """An ssh that waits for a host does not read its input, so it does not notice the end of the
+    starter."""
     process = start("al,silent,through", SLEEP)
     keeper = keeper_of(process)
     wait_until(lambda: len(children(keeper)) == 3, "all commands run", PATIENCE)
@@ -94,7 +96,8 @@ def test_the_session_of_the_starter_may_be_outside_its_pid_namespace(start, tmp_
 
 
 def test_a_reader_that_goes_after_a_signal_does_not_shorten_the_grace_period(start, tmp_path):
-    """Ctrl-C ends `tee`, too. The tool notices that at the next output, 0.6 s later, which would be late enough for a second signal."""
+    """Ctrl-C ends `tee`, too. The tool notices that at the next output, 0.6 s later, which would
+    be late enough for a second signal."""
     # The rank needs 2 s after the signal, for example for a checkpoint.
     script = f"trap : INT TERM; echo started; while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; echo ending; sleep 2; echo > {tmp_path}/saved-$RANK"
     process = start("al,be", script, grace=30)
@@ -109,7 +112,8 @@ def test_a_reader_that_goes_after_a_signal_does_not_shorten_the_grace_period(sta
 
 
 def test_the_master_of_a_connection_stays(start, tmp_path):
-    """An ssh with ControlPersist leaves a process in the background, which other commands of the user use."""
+    """An ssh with ControlPersist leaves a process in the background, which other commands of the
+    user use."""
     ends(start("al,master", "exit 0"), 0)
     master = int((tmp_path / "master").read_text())
     try:
@@ -131,7 +135,8 @@ def test_no_rank_outlives_a_starter_that_is_killed_during_the_end(start):
 
 
 def test_no_rank_outlives_three_interrupts(start):
-    """The nodes are stopped, so they do not obey. The signals are more than 0.5 s apart, because closer ones count as one."""
+    """The nodes are stopped, so they do not obey. The signals are more than 0.5 s apart, because
+    closer ones count as one."""
     process = start("al,be", STUBBORN.replace("$$", "$$ $PPID"), grace=300)
     pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split()]
     process.send_signal(signal.SIGINT)
@@ -152,7 +157,8 @@ def test_no_rank_outlives_three_interrupts(start):
 
 @pytest.mark.lengthy
 def test_nodes_that_do_not_obey_are_named_and_given_up(start):
-    """The nodes are stopped, so nobody but the starter can say why the job ends. The limit is 20 s after the ranks' time: 5.1 s."""
+    """The nodes are stopped, so nobody but the starter can say why the job ends. The limit is 20 s
+    after the ranks' time: 5.1 s."""
     process = start("al,be", "echo $PPID; exec sleep 1000", "--failure-grace", "0.1")
     keepers = [int(process.stdout.readline()) for _ in range(2)]
     for keeper in keepers:
@@ -189,7 +195,8 @@ def test_three_interrupts_do_not_hide_the_rank_that_failed(start, tmp_path):
 
 
 def test_the_cause_stands_once_where_only_standard_error_is_a_terminal(start):
-    """As with `| tee log`. Then the starter's own lines have colours, and those of the nodes have none."""
+    """As with `| tee log`. Then the starter's own lines have colours, and those of the nodes have
+    none."""
     process = start("al,be", "test $RANK = 1 && exit 3; sleep 0.2", terminal=True, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_", "NO_COLOR"), TERM="xterm")
     assert process.wait(PATIENCE) == 3
     os.set_blocking(process.terminal, False)
@@ -198,8 +205,8 @@ def test_the_cause_stands_once_where_only_standard_error_is_a_terminal(start):
 
 
 def test_a_second_ctrl_c_that_comes_too_early_is_answered_and_the_next_one_kills(start, tmp_path):
-    """On a slow machine the second key may come more than half a second after the first one, so that
-    it counts. Then another job is tried."""
+    """On a slow machine the second key may come more than half a second after the first one, so
+    that it counts. Then another job is tried."""
     for _ in range(10):
         process = start("al,be", STUBBORN, "--color", "never", grace=300, terminal=True)
         pids = [process.stdout.readline().strip() for _ in range(2)]
@@ -272,8 +279,8 @@ def test_the_reason_stands_last_although_the_words_of_a_rank_come_late(start, tm
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("part", ["front", "keeper"])
 def test_a_node_that_is_killed_is_told_once(start, number, part):
-    """The other node, the connection and the killed node itself notice it. The command in the place of ssh
-    becomes the front of its node."""
+    """The other node, the connection and the killed node itself notice it. The command in the
+    place of ssh becomes the front of its node."""
     process = start("al,be", f"echo $GROUP_RANK $$ $PPID; {SLEEP}")
     lines = dict((int(line.split()[0]), line.split()[1:]) for line in (process.stdout.readline() for _ in range(2)))
     keeper = int(lines[number][1])
@@ -288,8 +295,8 @@ def test_a_node_that_is_killed_is_told_once(start, number, part):
 
 
 def test_a_lost_connection_ends_the_other_hosts_as_a_failure_does(start, tmp_path):
-    """The ranks ignore SIGTERM, so SIGKILL ends them, 5 s after SIGTERM. The starter is the first that
-    knows of the loss: the host learns of it when the starter closes the connection."""
+    """The ranks ignore SIGTERM, so SIGKILL ends them, 5 s after SIGTERM. The starter is the first
+    that knows of the loss: the host learns of it when the starter closes the connection."""
     process = start("al,relay", "trap '' TERM; echo $RANK $$; exec sleep 1000", "--failure-grace", "0.2", grace=100)
     pids = [int(line.split()[1]) for line in sorted(process.stdout.readline() for _ in range(2))]
     os.kill(int((tmp_path / "relay").read_text()), signal.SIGKILL)
@@ -304,7 +311,8 @@ def test_a_lost_connection_ends_the_other_hosts_as_a_failure_does(start, tmp_pat
 
 
 def first_message(process):
-    """The first line of the tool on standard error, where the ranks and the shell in the place of ssh write, too."""
+    """The first line of the tool on standard error, where the ranks and the shell in the place of
+    ssh write, too."""
     return next(line for line in process.stderr if line.startswith("devicemesh run: "))
 
 
@@ -321,7 +329,8 @@ def test_a_node_that_was_killed_for_certain_is_not_said_to_be_out_of_reach(start
 
 
 def test_the_first_lost_host_is_the_cause(start, tmp_path):
-    """When a network fails, several hosts are lost. Here the connection to the first lost host ends later than its node."""
+    """When a network fails, several hosts are lost. Here the connection to the first lost host
+    ends later than its node."""
     os.mkfifo(tmp_path / "heard")
     process = start("al,deaf,be", f"echo $GROUP_RANK $PPID; {SLEEP}", "--failure-grace", 0.5)
     keepers = dict(process.stdout.readline().split() for _ in range(3))
@@ -361,8 +370,8 @@ def test_a_reader_that_has_gone_ends_the_job(start):
 
 @pytest.mark.parametrize("options, code", [((), 143), (("--timeout", "1"), 124)], ids=["signal", "timeout"])
 def test_a_reader_that_has_stopped_does_not_stop_the_starter(start, options, code):
-    """As `less` does. The starter still passes signals on. It also goes on with its signs of life, without which the nodes would end
-    their ranks after a minute."""
+    """As `less` does. The starter still passes signals on. It also goes on with its signs of life,
+    without which the nodes would end their ranks after a minute."""
     process = start("al,be", "while :; do seq 10000; done", *options)
     wait_until(lambda: is_full(process), "the pipe is full")
     if not options:
@@ -372,7 +381,8 @@ def test_a_reader_that_has_stopped_does_not_stop_the_starter(start, options, cod
 
 
 def test_a_node_that_fails_before_all_have_met_ends_the_job(start, rsh):
-    """An empty secret ends node 1 before it comes to the store, so node 0 cannot learn of it there."""
+    """An empty secret ends node 1 before it comes to the store, so node 0 cannot learn of it
+    there."""
     rsh.write_text(rsh.read_text().replace('exec sh -c "$*"', '[ "$host" = be ] && export DM_STORE_SECRET=; exec sh -c "$*"'))
     began = time.monotonic()
     _, err = ends(start("al,be", SLEEP), 1)

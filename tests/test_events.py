@@ -1,5 +1,6 @@
-"""Events of real ranks (docs/events.md): each rank runs tests/c/programs/watch.c, whose handler prints what it gets.
-A rank that is stopped goes on when the others have told that they wait for it."""
+"""Events of real ranks (docs/events.md): each rank runs tests/c/programs/watch.c, whose handler
+prints what it gets. A rank that is stopped goes on when the others have told that they wait for
+it."""
 
 import os
 import re
@@ -52,8 +53,8 @@ class Watched:
         return self.until(lambda: self.events(rank, kind))[0]
 
     def slow(self, rank, operation):
-        """The first event that this call of a rank waits for rank 1 alone. On a busy machine other calls may be slow, too, and
-        other ranks may come late."""
+        """The first event that this call of a rank waits for rank 1 alone. On a busy machine other
+        calls may be slow, too, and other ranks may come late."""
         fits = lambda event: event["operation"] == operation and event["ranks"] == [1]
         return self.until(lambda: list(filter(fits, self.events(rank, "slow"))))[0]
 
@@ -101,7 +102,8 @@ def test_a_collective_that_waits_is_slow_and_says_for_whom(watched):
     assert 0.1 <= float(slow["waited"]) < PATIENCE, slow
     assert re.fullmatch(r"rank 0 has waited in all-reduce 2 of mesh/tp for [\d.]+ s: rank 1 did not come; rank 1 is at all-reduce 1 of mesh/tp and is stopped",
                         slow["message"]), slow
-    # It is told of again when the time has doubled. Ranks 2 and 3 do not wait for rank 1 in their group.
+    # It is told of again when the time has doubled. Ranks 2 and 3 do not wait for rank 1 in their
+    # group.
     is_again = lambda event: event["call"] == "2" and event["operation"] == "all-reduce" and event["waited"] != slow["waited"]
     again = job.until(lambda: list(filter(is_again, job.events(0, "slow"))))[0]
     assert float(again["waited"]) >= 2 * float(slow["waited"]), job.said()

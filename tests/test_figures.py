@@ -1,7 +1,7 @@
 """The tables of measured times agree with the sentences about them. docs/hosts.md marks the cells
-in which Open MPI is ahead, and README.md says how many these are. README.md and docs/performance.md
-say in how many rows of docs/bench.txt a peer is ahead, and in how many cells of the tables of an EPYC
-and a Xeon in docs/performance.md, which marks these cells."""
+in which Open MPI is ahead, and README.md says how many these are. README.md and
+docs/performance.md say in how many rows of docs/bench.txt a peer is ahead, and in how many cells
+of the tables of an EPYC and a Xeon in docs/performance.md, which marks these cells."""
 
 import re
 

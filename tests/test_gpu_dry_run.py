@@ -40,8 +40,8 @@ def environment(build):
 
 @pytest.fixture(scope="session")
 def packed(programs):
-    """The folder of the built programs. No test writes into it. The Rust example is left out, because
-    cargo would compile everything once more, and no case of a dry run needs it
+    """The folder of the built programs. No test writes into it. The Rust example is left out,
+    because cargo would compile everything once more, and no case of a dry run needs it
     (tests/test_rust_example.py runs the example)."""
     return programs.once(
         "gpu", lambda folder: run("bash", "tests/gpu/pack.sh", "--no-nccl", "--no-python", "--no-rust",

@@ -1,6 +1,6 @@
 """A running job grows along its outermost dimension when processes beyond its ranks come
-(docs/recovery.md, "Spares, benched ranks, growth"). Every rank is a process. tests/c/programs/grow.c
-checks every communicator after each recovery."""
+(docs/recovery.md, "Spares, benched ranks, growth"). Every rank is a process.
+tests/c/programs/grow.c checks every communicator after each recovery."""
 
 import os
 import re
@@ -15,8 +15,8 @@ from support.processes import environment, kill_all, words
 
 
 class Job:
-    """Ranks that were started by environment variables at one address, and may be started later, too. All of them write to one
-    pipe, one line at a time."""
+    """Ranks that were started by environment variables at one address, and may be started later,
+    too. All of them write to one pipe, one line at a time."""
 
     def __init__(self, program, folder, port, arguments=(0, ""), **variables):
         self.program, self.folder, self.arguments = program, folder, arguments
@@ -36,7 +36,8 @@ class Job:
         return self
 
     def wait_for(self, ranks, pattern):
-        """Reads until each of these ranks has said something that fits, after what it was waited for before."""
+        """Reads until each of these ranks has said something that fits, after what it was waited
+        for before."""
         for rank in ranks:
             while not self.has_said(rank, pattern):
                 line = self.reader.readline()
@@ -57,7 +58,8 @@ class Job:
         self.processes[rank][-1].wait()
 
     def end(self, done):
-        """Lets the job end. These ranks have to be done; others may have been killed, refused or benched."""
+        """Lets the job end. These ranks have to be done; others may have been killed, refused or
+        benched."""
         (self.folder / "stop").touch()
         self.wait_for(done, "is done in epoch")
         for rank in done:
@@ -97,7 +99,8 @@ SIX, EIGHT = "0 1 2 3 4 5", "0 1 2 3 4 5 6 7"
 
 @pytest.mark.parametrize("where", ["server", "folder", "hosts"])
 def test_a_job_grows(grow, where, tmp_path):
-    """4 ranks become 6. Rank 0 serves the store, or it is a folder; or every process is a host of its own."""
+    """4 ranks become 6. Rank 0 serves the store, or it is a folder; or every process is a host of
+    its own."""
     variables = {"server": {}, "folder": {"DM_INIT_METHOD": f"file://{tmp_path}/store"}, "hosts": {"DM_HOSTCCL_SHM": "0"}}[where]
     job = grow(**variables)
     job.start([4, 5], 6)
@@ -137,13 +140,14 @@ def test_an_index_stays_outside_in_a_recovery_for_another_reason(grow):
 
 
 def test_max_size(grow):
-    """Eight ranks would be (4, 2), and the job goes up to (3, 2). Ranks 6 and 7 wait, which is no reason to recover again."""
+    """Eight ranks would be (4, 2), and the job goes up to (3, 2). Ranks 6 and 7 wait, which is no
+    reason to recover again."""
     job = grow(max_size=3)
     job.start([6, 7], 8, words_of="short")
     job.wait_for([6, 7], "waits on: ")
     job.start([4, 5], 8)
-    # Ranks 6 and 7 may have begun a recovery. It had no place for them, because nobody had taken the
-    # places 4 and 5.
+    # Ranks 6 and 7 may have begun a recovery. It had no place for them, because nobody had taken
+    # the places 4 and 5.
     job.wait_for(range(6), is_at(r"\d", 3, SIX, joined="4 5"))
     job.wait_for([6, 7], r"waits on: .* \(rank \d is beyond the ranks of the job, so it comes in by a recovery with DM_RECOVER_GROW, whose max_size leaves room, when processes for places 6 to 7 of the mesh wait together\); call again")
     said = job.end(range(6))
@@ -164,7 +168,8 @@ def test_a_loss_and_growth_in_one_recovery(grow):
 
 
 def test_growth_needs_the_flag(grow):
-    """Two processes are a reason for one recovery, which has no place for them, and for no other one."""
+    """Two processes are a reason for one recovery, which has no place for them, and for no other
+    one."""
     job = grow(how="fixed")
     job.start([4, 5], 6, words_of="short")
     job.wait_for(range(4), is_at(1, 2, "0 1 2 3"))
@@ -186,8 +191,8 @@ def test_several_growths_in_turn(grow):
 
 
 def test_ranks_are_lost_after_growth_and_come_back(grow):
-    """A rank that came later comes back as any other one. A rank of the start may ask for the mesh of the start or for the grown
-    one."""
+    """A rank that came later comes back as any other one. A rank of the start may ask for the mesh
+    of the start or for the grown one."""
     job = grow()
     job.start([4, 5], 6)
     job.wait_for(range(6), is_at(1, 3, SIX, joined="4 5"))
@@ -215,8 +220,9 @@ def test_a_process_that_asks_for_a_mesh_without_it_is_refused(grow):
 
 
 def test_a_second_try_takes_nobody_for_lost_who_has_replaced_a_lost_rank(grow):
-    """The communicators of the mesh blame rank 3, whose next process is in the epoch in which the recovery has failed: it was
-    stopped. The others call again with the mesh that blames the rank, and the process goes on."""
+    """The communicators of the mesh blame rank 3, whose next process is in the epoch in which the
+    recovery has failed: it was stopped. The others call again with the mesh that blames the rank,
+    and the process goes on."""
     job = grow(how="deaf brief")
     first = job.processes[3][-1]
     job.start([3], 4)

@@ -160,8 +160,8 @@ def test_the_wheel_trains_the_example(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT)
 def test_a_training_heals(python):
-    """examples/jax_elastic.py: rank 1 is killed in the middle, is started again, and gets the parameters.
-    The losses are those of a job that nobody disturbs."""
+    """examples/jax_elastic.py: rank 1 is killed in the middle, is started again, and gets the
+    parameters. The losses are those of a job that nobody disturbs."""
     program = [python, ROOT / "examples/jax_elastic.py", "--epochs", 8]
     calm = launch(1, *program, env=variables(), timeout=LIMIT - 60, merged=True).stdout
     said = killed_once(program, "epoch 2 ", **variables())

@@ -1,6 +1,6 @@
-"""examples/recover.c with `devicemesh run --restart rank`: killed processes are started again and come
-back in their places, and a process that is of no use to the job is refused or ends. tests/door.rs has
-the same below the C interface, with every refusal."""
+"""examples/recover.c with `devicemesh run --restart rank`: killed processes are started again and
+come back in their places, and a process that is of no use to the job is refused or ends.
+tests/door.rs has the same below the C interface, with every refusal."""
 
 import re
 import subprocess
@@ -55,8 +55,8 @@ def test_a_rank_is_killed_again_after_it_came_back(heal):
 
 
 def test_ranks_that_do_not_wait_let_it_in_when_it_comes(heal):
-    """The second restart has a pause of one second, so the others go on smaller. dm_waiting tells them
-    when the process is there."""
+    """The second restart has a pause of one second, so the others go on smaller. dm_waiting tells
+    them when the process is there."""
     job = heal(4, steps=20000)
     job.wait_for("is at step 20")
     assert job.kill(3)
@@ -77,8 +77,8 @@ def test_on_several_hosts(heal, victims):
 
 
 def test_random_deaths(heal, chance):
-    """Ranks are killed while the others recover from the death before, and while they come back. Ranks 4
-    and 5 live, so somebody has the state."""
+    """Ranks are killed while the others recover from the death before, and while they come back.
+    Ranks 4 and 5 live, so somebody has the state."""
     job = heal(6, steps=1500, patience=PATIENCE)
     job.wait_for("is at step 20")
     killed = 0
@@ -90,8 +90,8 @@ def test_random_deaths(heal, chance):
 
 
 def test_a_process_with_another_mesh_is_refused(heal):
-    """The process that comes back asks for two replicas. It is told what the job has, and the job goes
-    on without it."""
+    """The process that comes back asks for two replicas. It is told what the job has, and the job
+    goes on without it."""
     script = 'test -z "$DM_JOIN" && exec "$@"; exec "$1" "$2" 2'
     job = heal(6, before=["sh", "-c", script, "sh"], steps=20000)
     job.wait_for("is at step 20")
@@ -124,8 +124,8 @@ def test_a_process_that_comes_too_late_ends_with_0(heal, tmp_path):
 
 
 def test_a_process_whose_place_a_spare_has_is_a_spare(heal, tmp_path):
-    """The process that is started again begins when the spare has its place. It takes the place of the next
-    rank that is lost."""
+    """The process that is started again begins when the spare has its place. It takes the place of
+    the next rank that is lost."""
     script = f'while [ "$DM_JOIN" ] && [ ! -e {tmp_path}/taken ]; do sleep 0.02; done; exec "$@"'
     job = heal(7, before=["sh", "-c", script, "sh"], spares=1, steps=20000)
     job.wait_for("is at step 20")
@@ -143,8 +143,8 @@ def test_a_process_whose_place_a_spare_has_is_a_spare(heal, tmp_path):
 
 
 def test_a_lost_spare_comes_back_as_a_spare(heal):
-    """The spare 6 is killed, and started again. It is a spare again at the next recovery, in which a
-    rank of the mesh comes back, and takes the place of the rank that is lost then."""
+    """The spare 6 is killed, and started again. It is a spare again at the next recovery, in which
+    a rank of the mesh comes back, and takes the place of the rank that is lost then."""
     job = heal(7, spares=1, steps=20000)
     job.wait_for("is at step 20")
     assert job.kill(6)
@@ -160,8 +160,8 @@ def test_a_lost_spare_comes_back_as_a_spare(heal):
 
 @pytest.mark.alone
 def test_time_to_the_next_step_with_a_new_process(programs, tmp_path):
-    """From SIGKILL to the first all-reduce of the full mesh, 8 ranks. docs/reliability.md has what was
-    measured; here the bound is a loose one, for busy machines."""
+    """From SIGKILL to the first all-reduce of the full mesh, 8 ranks. docs/reliability.md has what
+    was measured; here the bound is a loose one, for busy machines."""
     program = programs.c("tests/c/programs/rejoin_time.c")
     command = words([TOOL, "run", "-n", 8, *RESTART, "--", program, 2])
     ended = subprocess.run(command, env=environment(DM_TMP=str(tmp_path)), text=True, capture_output=True, timeout=120)

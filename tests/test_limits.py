@@ -103,7 +103,8 @@ def test_threads(place, stage, victim):
 
 @pytest.mark.parametrize("victim", range(4))
 def test_memory(place, victim):
-    """Whichever rank reports it first, every rank is told which rank gets no memory, and its limit."""
+    """Whichever rank reports it first, every rank is told which rank gets no memory, and its
+    limit."""
     for _ in range(3):
         said = place.said(*(([], "mesh memory 6", None) if rank == victim else PLAIN for rank in range(4)))
         expect(said, f" rank {victim} failed in dm_init", "RLIMIT_AS of process", " more are needed", "ulimit -v", on=range(4))

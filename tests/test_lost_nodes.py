@@ -1,6 +1,6 @@
-"""`devicemesh run --restart rank` on several hosts (tests/netlab.py): ranks, nodes and hosts are lost, and
-the ranks of examples/recover.c go on and come back. test_restarts.py has what the tool itself does there,
-with shell scripts as ranks, and test_run_store.py the same for `--store`."""
+"""`devicemesh run --restart rank` on several hosts (tests/netlab.py): ranks, nodes and hosts are
+lost, and the ranks of examples/recover.c go on and come back. test_restarts.py has what the tool
+itself does there, with shell scripts as ranks, and test_run_store.py the same for `--store`."""
 
 import os
 import re
@@ -39,7 +39,8 @@ class Nodes(Lab):
         return [*map(str, (TOOL, "run", "--failure-grace", 5, "--grace-period", 5, *options, "--", self.program, *arguments))]
 
     def start(self, host, *command, **variables):
-        """Starts a tool on a host. Its ranks take the hosts for hosts, although these share a kernel."""
+        """Starts a tool on a host. Its ranks take the hosts for hosts, although these share a
+        kernel."""
         self.tools[host] = self.spawn(host, [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       text=True, env=environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **variables))
         reader = threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True)
@@ -131,7 +132,8 @@ def test_the_ranks_of_a_lost_node_come_back_when_a_node_joins(lab):
 
 
 def test_spares_of_the_other_nodes_take_the_places_of_a_lost_node(lab):
-    """Each node has a spare, of which the lost node takes one with it. The ranks of beta are 2, 3 and the spare 7."""
+    """Each node has a spare, of which the lost node takes one with it. The ranks of beta are 2, 3
+    and the spare 7."""
     lab.nodes(*ENDPOINT, *("--spares", 1), spares=3, replace=0)
     lab.wait_for("rank 3 is at step 20")
     lab.tools["beta"].kill()
@@ -142,8 +144,9 @@ def test_spares_of_the_other_nodes_take_the_places_of_a_lost_node(lab):
 
 @pytest.mark.lengthy
 def test_a_silent_host_is_missed_and_the_others_go_on(lab):
-    """The store misses the host after half a minute; the ranks miss it in their collectives, after two seconds. Most of the time
-    they then wait for a process in its place, because ranks that make steps take the processors from other tests."""
+    """The store misses the host after half a minute; the ranks miss it in their collectives, after
+    two seconds. Most of the time they then wait for a process in its place, because ranks that
+    make steps take the processors from other tests."""
     lab.nodes(*ENDPOINT, steps=200000, replace=20000)
     lab.wait_for("rank 2 is at step 20")
     lab.cut("beta")
@@ -216,8 +219,8 @@ def test_the_ranks_of_a_lost_host_start_again(lab, ssh, lost, has_service, tmp_p
 @pytest.mark.long
 @pytest.mark.lengthy
 def test_a_host_that_is_out_of_reach_comes_back(lab, ssh):
-    """The network to gamma is cut, which the store notices after half a minute. The tries to reach the host fail
-    until the network is there again."""
+    """The network to gamma is cut, which the store notices after half a minute. The tries to reach
+    the host fail until the network is there again."""
     ssh(steps=200000)
     lab.wait_for("rank 4 is at step 20")
     lab.cut("gamma")
@@ -239,8 +242,8 @@ def test_the_job_ends_with_the_host_of_the_store(lab, ssh):
 
 
 def test_a_host_whose_connection_ends_does_not_end_the_others(lab, ssh):
-    """The node there loses its starter, so it ends its ranks, and says nothing to the others. Another one takes its
-    place."""
+    """The node there loses its starter, so it ends its ranks, and says nothing to the others.
+    Another one takes its place."""
     ssh(replace=REPLACE)
     lab.wait_for("rank 4 is at step 20")
     pid = tools_of_hosts(lab, 4)

@@ -37,7 +37,8 @@ def test_going_on_without_a_lost_rank(run, lacks):
 
 
 def test_a_spare_takes_the_place(run):
-    """The mesh is lazy before and after, so each dimension's communicator is made at its first use."""
+    """The mesh is lazy before and after, so each dimension's communicator is made at its first
+    use."""
     for rank, lines in run("spare", ranks=5)[1].items():
         made = [line for line in lines if line.startswith("init")]
         check(len(made) == {0: 2, 4: 2}.get(rank, 4) and all("size=2" in line for line in made), f"rank {rank}: {lines}")
@@ -65,7 +66,7 @@ def test_a_newcomer_that_fails_comes_again(run):
     script = 'test $RANK = 3 || exec "$@"; "$@" && export DM_JOIN=running RECORDER_FAIL="3 1 3" && exec "$@"'
     for rank, lines in run("come again", ranks=4, wrapper=("sh", "-c", script, "sh"))[1].items():
         made = [line for line in lines if line.startswith("init c")]
-        # The failed init of rank 3 has no number in the log. The other ranks have made a communicator
-        # in that recovery, and abort it.
+        # The failed init of rank 3 has no number in the log. The other ranks have made a
+        # communicator in that recovery, and abort it.
         check(len(made) == (2 if rank == 3 else 3) and all("size=4" in line for line in made), f"rank {rank}: {lines}")
         check(("failing init with 3" in lines) == (rank == 3), f"rank {rank}: {lines}")

@@ -411,7 +411,8 @@ def test_hosts_name_the_host_that_failed(lab):
 
 
 def test_hosts_with_one_number_name_each_other(tmp_path, node):
-    """The second host cannot serve the store of the endpoint, so it tells the first one in that store."""
+    """The second host cannot serve the store of the endpoint, so it tells the first one in that
+    store."""
     with Lab(["alpha", "beta"], tmp_path) as hosts:
         nodes = []
         for name in hosts.hosts:

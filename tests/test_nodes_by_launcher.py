@@ -1,6 +1,6 @@
-"""`devicemesh run` where a launcher says which nodes there are: the variables of a Slurm step, the pods
-of a Kubernetes indexed job, and the systemd service among the examples. tests/interop/test_slurm.py
-uses a real Slurm."""
+"""`devicemesh run` where a launcher says which nodes there are: the variables of a Slurm step, the
+pods of a Kubernetes indexed job, and the systemd service among the examples.
+tests/interop/test_slurm.py uses a real Slurm."""
 
 import os
 import re
@@ -70,8 +70,8 @@ def test_the_unit_of_systemd_starts_both_nodes(free_port, tmp_path):
 
 
 def test_pods_of_an_indexed_job_meet_in_pod_0(tmp_path):
-    """The hosts have the names, the /etc/hosts and the variables of pods. Pod 0 gets its address in the
-    name server after the others have asked for it."""
+    """The hosts have the names, the /etc/hosts and the variables of pods. Pod 0 gets its address
+    in the name server after the others have asked for it."""
     pods, domain = [f"train-{index}" for index in range(3)], "train.ns.svc.cluster.local"
     with Lab(pods, tmp_path) as hosts:
         for name, host in hosts.hosts.items():

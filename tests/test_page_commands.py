@@ -1,14 +1,15 @@
-"""For each command in the sh and console blocks of the pages, WAYS says which test executes it, or why
-none can. A command that WAYS does not know is a failure, so a command that is added to a page needs a
-line here. (README.md has tests/test_readme.py, and docs/tutorial.md tests/test_tutorial.py. The
-pages in WITH_OUTPUTS have tests that run the commands of console blocks and compare the outputs.)
+"""For each command in the sh and console blocks of the pages, WAYS says which test executes it, or
+why none can. A command that WAYS does not know is a failure, so a command that is added to a page
+needs a line here. (README.md has tests/test_readme.py, and docs/tutorial.md
+tests/test_tutorial.py. The pages in WITH_OUTPUTS have tests that run the commands of console
+blocks and compare the outputs.)
 
-The commands that are RUN are executed here. For the others this test only sees that the named test is
-there and has the words that By.words asks for. Whether that test does what the command does is for
-whoever adds the line to say: many run on hosts, programs and ports of their own.
+The commands that are RUN are executed here. For the others this test only sees that the named test
+is there and has the words that By.words asks for. Whether that test does what the command does is
+for whoever adds the line to say: many run on hosts, programs and ports of their own.
 
-The commands of docs/check.md take 18 s, because they measure a mesh of eight ranks. `make test` leaves
-them out: tests/test_check.py runs them with fewer sizes."""
+The commands of docs/check.md take 18 s, because they measure a mesh of eight ranks. `make test`
+leaves them out: tests/test_check.py runs them with fewer sizes."""
 
 import os
 import re
@@ -103,8 +104,8 @@ SHOWN_BY = {
 
 
 def commands():
-    """(page, command) of every line in a sh block, without comments, and of every command in a console
-    block of a page that has no test for its outputs."""
+    """(page, command) of every line in a sh block, without comments, and of every command in a
+    console block of a page that has no test for its outputs."""
     found = []
     for path in pages():
         page, text = path.relative_to(ROOT).as_posix(), path.read_text()
@@ -151,8 +152,8 @@ def executed():
 
 @pytest.mark.parametrize("page", executed())
 def test_commands(page, tmp_path):
-    """The page's commands one after another in a folder with a program `train`. Each of them succeeds,
-    also where it stands before a pipe, and shows something."""
+    """The page's commands one after another in a folder with a program `train`. Each of them
+    succeeds, also where it stands before a pipe, and shows something."""
     (tmp_path / "train").write_text('#!/bin/sh\ntest -n "$RANK" && echo "rank $RANK trains"\n')
     (tmp_path / "train").chmod(0o755)
     env = environment(without=["DM_"], PATH=f"{LIBRARY}:{os.environ['PATH']}", HOME=tmp_path)

@@ -34,8 +34,8 @@ mesh.finalize()
 
 
 def said(ranks):
-    """(host, number of hosts, local rank, local size, listening sockets, locations) of each rank, whose sums
-    are right."""
+    """(host, number of hosts, local rank, local size, listening sockets, locations) of each rank,
+    whose sums are right."""
     outputs = ranks.outputs()
     size = len(outputs)
     line = rf"sums \[{size * (size + 1) / 2}\] host (\d+) of (\d+) local (\d+) of (\d+) listens (\d+) locations (.*)\n"

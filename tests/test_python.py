@@ -171,7 +171,8 @@ CLEAN = {"DM_LIBRARY": "", "PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_DISABLE_P
 
 
 def trains(fresh, tmp_path):
-    """Runs the README's example in a virtual environment on eight processes, from another folder."""
+    """Runs the README's example in a virtual environment on eight processes, from another
+    folder."""
     where = run(fresh / "bin/python", "-c", "import devicemesh._library as l; print(l.PATH)", cwd=tmp_path, **CLEAN).strip()
     assert where.startswith(str(fresh)) and where.endswith("/_native/libdevicemesh.so"), where
     example = re.search(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.S).group(1)

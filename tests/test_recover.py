@@ -1,7 +1,7 @@
 """examples/recover.c heals: ranks are killed by SIGKILL at chosen and at random moments, with and
-without spares. The ranks that are left end with the weights of an undisturbed run, which the program
-checks itself, or all of them end with an error. tests/c/recover.c, recover_silent.c and spares.c
-have the cases that need no killing."""
+without spares. The ranks that are left end with the weights of an undisturbed run, which the
+program checks itself, or all of them end with an error. tests/c/recover.c, recover_silent.c and
+spares.c have the cases that need no killing."""
 
 import os
 import re
@@ -83,7 +83,8 @@ def test_ranks_are_killed_at_random(heal, chance, number):
 
 
 def test_rank_0_is_killed_that_serves_the_store(programs, start_ranks):
-    """Nothing can be decided without the store. Each survivor gives up with an error that says so."""
+    """Nothing can be decided without the store. Each survivor gives up with an error that says
+    so."""
     ranks = start_ranks([programs.c("examples/recover.c", name="recover-example", link=LINK), 100000], 4)
     for rank in range(4):
         while " is at step 10\n" not in ranks[rank].stdout.readline():

@@ -1,5 +1,5 @@
-"""`devicemesh run --restart`: what starts again when a rank fails, what goes on meanwhile, what the tool
-says of it, and how such a job ends; on one node and on several."""
+"""`devicemesh run --restart`: what starts again when a rank fails, what goes on meanwhile, what
+the tool says of it, and how such a job ends; on one node and on several."""
 
 import json
 import os
@@ -152,8 +152,8 @@ def test_options_that_do_not_fit_are_refused(options, said):
 
 
 def test_a_rank_starts_again_alone_and_is_told_to_join(start, tmp_path):
-    """Rank 0 runs on, beyond --failure-grace: it waits until rank 1 runs for the second time. Both processes of rank 1
-    are sent to one store."""
+    """Rank 0 runs on, beyond --failure-grace: it waits until rank 1 runs for the second time. Both
+    processes of rank 1 are sent to one store."""
     os.mkfifo(tmp_path / "again")
     program = f"""{ADD}
 import sys
@@ -295,7 +295,8 @@ def test_a_lost_node_may_come_back(nodes, lost):
 
 
 def test_ctrl_c_at_one_node_between_two_attempts_ends_all(nodes, tmp_path):
-    """Rank 1 fails. Node 0 waits for its rank, which takes its time, while node 1 gets the signal."""
+    """Rank 1 fails. Node 0 waits for its rank, which takes its time, while node 1 gets the
+    signal."""
     os.mkfifo(tmp_path / "go")
     script = f"test $RANK = 1 && exit 3; trap 'echo asked; read line < {tmp_path}/go; exit 0' TERM; while :; do sleep 0.05; done"
     first, second = nodes("--node-rank 0 -n 1 --max-restarts 3", "--node-rank 1 -n 1 --max-restarts 3", script=script)
@@ -393,8 +394,8 @@ def test_a_node_that_cannot_take_the_place_is_refused(nodes, tmp_path):
 
 
 def test_a_host_that_is_out_of_reach_is_tried_again(start, tmp_path, free_port):
-    """A script takes the place of ssh, and cannot reach be while there is a file. test_run_store.py and
-    test_lost_nodes.py have hosts that come back at once."""
+    """A script takes the place of ssh, and cannot reach be while there is a file.
+    test_run_store.py and test_lost_nodes.py have hosts that come back at once."""
     rsh, down = tmp_path / "rsh", tmp_path / "down"
     rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be && test -e {down} && echo "no route to $host" >&2 && exit 255\nexec sh -c "$*"\n')
     rsh.chmod(0o755)
@@ -420,7 +421,8 @@ def test_a_host_that_is_out_of_reach_is_tried_again(start, tmp_path, free_port):
 
 
 def test_a_host_that_was_back_has_no_more_than_its_restarts(start, tmp_path, free_port):
-    """A script takes the place of ssh. It stays when the node there is killed, so that the starter kills it."""
+    """A script takes the place of ssh. It stays when the node there is killed, so that the starter
+    kills it."""
     rsh, started = tmp_path / "rsh", tmp_path / "started"
     rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be || exec sh -c "$*"\necho >> {started}\nsh -c "$*"\nexec sleep 1000\n')
     rsh.chmod(0o755)

@@ -1,5 +1,6 @@
 """The output and the input of the ranks of `devicemesh run`: logs, prefixes, times, long lines,
-standard input. tool/tests/run/main.rs has the cases of readers that have ended and of full disks."""
+standard input. tool/tests/run/main.rs has the cases of readers that have ended and of full
+disks."""
 
 import os
 import re
@@ -223,8 +224,8 @@ def test_one_rank_reads_the_terminal():
 
 
 def test_a_prompt_is_shown_before_its_line_ends(tmp_path):
-    """Rank 0 asks and gets its answer only when the prompt has been seen, and rank 1 writes in between. Rank 1, which reads no input, is shown by
-    whole lines."""
+    """Rank 0 asks and gets its answer only when the prompt has been seen, and rank 1 writes in
+    between. Rank 1, which reads no input, is shown by whole lines."""
     os.mkfifo(tmp_path / "go")
     script = """if [ $RANK = 1 ]; then printf 'half '; read x < go; echo whole; exit; fi
 printf 'name? '; read name; echo hello $name; printf 'more? '; read x; echo end"""

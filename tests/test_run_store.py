@@ -1,5 +1,5 @@
-"""`devicemesh run --store`: nodes that meet in a `devicemesh store`, so that the job needs none of them.
-test_lost_nodes.py has real ranks on hosts of their own."""
+"""`devicemesh run --store`: nodes that meet in a `devicemesh store`, so that the job needs none of
+them. test_lost_nodes.py has real ranks on hosts of their own."""
 
 import os
 import re
@@ -90,7 +90,8 @@ def test_another_job_at_the_same_time_is_refused(nodes, spawn, store, tmp_path):
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_any_node_may_be_lost_and_replaced(nodes, tmp_path, lost):
-    """Twice, and the nodes were started in the order of their numbers, so node 0 has begun the job."""
+    """Twice, and the nodes were started in the order of their numbers, so node 0 has begun the
+    job."""
     script, go = waiting(tmp_path)
     options = [f"--node-rank {number} -n 1 --restart rank --max-restarts 1" for number in (0, 1)]
     (first, ) = nodes(options[0], script=script)

@@ -1,5 +1,5 @@
-"""The examples in Rust, which use the crate without the C ABI: examples/all_reduce.rs alone and on four
-processes, and examples/recover.rs with a rank that is killed."""
+"""The examples in Rust, which use the crate without the C ABI: examples/all_reduce.rs alone and on
+four processes, and examples/recover.rs with a rank that is killed."""
 
 import pytest
 

@@ -118,8 +118,8 @@ def test_cut(job, layout, host, busy):
 
 
 def test_cut_without_room(job):
-    """A host falls silent while a stopped rank of it reads nothing, so that data for it waits in the
-    sender's kernel. Keepalive does not probe then."""
+    """A host falls silent while a stopped rank of it reads nothing, so that data for it waits in
+    the sender's kernel. Keepalive does not probe then."""
     one = ready(job("2x1", timeout=60, variables={SILENCE: 2000}))
     one.lab.watch(b"nothing")
     one.start("secret 4000000")  # a broadcast of 116 MB from rank 0, which rank 1 asks for at once
@@ -134,8 +134,8 @@ def test_cut_without_room(job):
 
 
 def test_partition(job):
-    """Two hosts on either side. Every rank knows that ranks of the other side are lost: the host whose
-    silence it notices first, or both."""
+    """Two hosts on either side. Every rank knows that ranks of the other side are lost: the host
+    whose silence it notices first, or both."""
     one = ready(job("4x1", timeout=60, variables={SILENCE: 2000}))
     one.run("forever 20000")
     watch = Watch(one.lab)
@@ -194,8 +194,8 @@ def test_survivors_shrink(job, layout, victims):
 
 
 def test_nobody_is_lost_when_a_partition_has_ended(job):
-    """Each side blames ranks of the other side. When the network is whole again, all of them come to
-    dm_shrink, so none of them is lost, and the world's calls go on."""
+    """Each side blames ranks of the other side. When the network is whole again, all of them come
+    to dm_shrink, so none of them is lost, and the world's calls go on."""
     one = ready(job("2x2", timeout=30, variables={SILENCE: 2000}))
     one.run("forever 20000")
     watch = Watch(one.lab)

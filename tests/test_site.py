@@ -1,9 +1,9 @@
 """The site of `make site`: every page of docs/ is in its contents, its links lead to pages and
 headings that are there, and the references name everything that the bindings export.
 
-The whole build, which fetches Sphinx once, takes a minute: it makes every page, rustdoc's and doxygen's
-too, with warnings as errors. `make test` does without it, because the other tests find a page that is
-missing and a link that leads nowhere."""
+The whole build, which fetches Sphinx once, takes a minute: it makes every page, rustdoc's and
+doxygen's too, with warnings as errors. `make test` does without it, because the other tests find a
+page that is missing and a link that leads nowhere."""
 
 import ast
 import importlib.util
@@ -31,7 +31,8 @@ C_NAMES = re.compile(r"\b(dm_\w+)\(|^#define (DM_\w+) ", re.M)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The staged pages, with empty references of C, C++ and Rust, which need doxygen and rustdoc."""
+    """The staged pages, with empty references of C, C++ and Rust, which need doxygen and
+    rustdoc."""
     made = stage.packages()
     made.update({name: "# Reference\n" for name in REFERENCES - set(made)})
     one = stage.Site(tmp_path_factory.mktemp("site"), made)
@@ -245,8 +246,8 @@ def cpp_names():
 
 
 def declared_names(html, domain):
-    """The names of the entries of one of Sphinx's domains, from the list that Sphinx makes for other
-    sites."""
+    """The names of the entries of one of Sphinx's domains, from the list that Sphinx makes for
+    other sites."""
     inventory = zlib.decompress((html / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
     return set(re.findall(rf"^(.+?) {domain}:\w+ -?\d+ ", inventory, re.M))
 

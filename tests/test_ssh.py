@@ -64,7 +64,8 @@ def test_ssh_leaves_no_rank_behind_a_killed_starter(ssh):
 
 
 def test_ssh_tells_of_a_node_that_was_killed(ssh):
-    """ssh ends with code 255 here, and also where the connection fails, so the node itself says that it was killed."""
+    """ssh ends with code 255 here, and also where the connection fails, so the node itself says
+    that it was killed."""
     lab, start = ssh
     process = start("alpha", "--hosts", "alpha,beta", "--failure-grace", "0.2", "--", "sh", "-c", f"echo $RANK $PPID; {SLEEP}")
     keepers = dict(process.stdout.readline().split() for _ in range(2))

@@ -1,6 +1,7 @@
-"""`devicemesh run --hosts`: how it starts hosts, what it sends to them, what their ranks write, and what
-it says of hosts that cannot take part. A script takes the place of ssh and runs the command here
-(tests/support/rsh.py). test_ends_on_hosts.py has how such a job ends, and test_ssh.py the cases with sshd."""
+"""`devicemesh run --hosts`: how it starts hosts, what it sends to them, what their ranks write,
+and what it says of hosts that cannot take part. A script takes the place of ssh and runs the
+command here (tests/support/rsh.py). test_ends_on_hosts.py has how such a job ends, and test_ssh.py
+the cases with sshd."""
 
 import os
 import re
@@ -41,7 +42,8 @@ def test_what_one_node_cannot_do_names_the_node(start, tmp_path):
 
 
 def test_two_names_of_one_host_are_told_once(start, rsh):
-    """Another program than ssh may reach several containers of one machine, so only ssh is a reason to warn."""
+    """Another program than ssh may reach several containers of one machine, so only ssh is a
+    reason to warn."""
     ssh = rsh.parent / "ssh"
     ssh.write_text(f'#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nexec {rsh} "$@"\n')
     ssh.chmod(0o755)
@@ -222,8 +224,8 @@ def test_wrong_command_lines(options, said):
 
 
 def test_a_job_at_the_port_of_another_one_says_why_and_leaves_it_alone(start, free_port):
-    """Chance decides which refused node learns of it first, so the test starts four jobs. Each of the
-    two nodes of a job may say it."""
+    """Chance decides which refused node learns of it first, so the test starts four jobs. Each of
+    the two nodes of a job may say it."""
     endpoint = f"127.0.0.1:{free_port()}"
     first = start("al,be", f"echo ready; {SLEEP}", endpoint=endpoint)
     assert [first.stdout.readline() for _ in range(2)] == ["ready\n"] * 2

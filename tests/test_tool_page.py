@@ -63,7 +63,8 @@ def test_completions_of_other_shells(name):
 @pytest.mark.parametrize("width", [60, 200])
 @pytest.mark.parametrize("words", ["help", "run --help", "store --help", "ps --help", "why --help", "check --help", "show --help", "info --help", "man --help"])
 def test_help_fits_the_terminal(words, width):
-    """No line is wider than the terminal. A long text is continued below its beginning, and a long command after a backslash."""
+    """No line is wider than the terminal. A long text is continued below its beginning, and a long
+    command after a backslash."""
     shown = on_terminals(width, TOOL, *words.split(), env=environment(TERM="xterm", NO_COLOR="1"))[0].replace("\r\n", "\n")
     lines = shown.split("\n")
     assert not [line for line in lines if len(line) > width], shown

@@ -1,5 +1,6 @@
-"""`devicemesh why`: jobs of eight ranks hang in every way (tests/c/programs/hang.c), and the tool names the rank, the
-operation and the ranks that wait. Each test waits until the job hangs, and asks then."""
+"""`devicemesh why`: jobs of eight ranks hang in every way (tests/c/programs/hang.c), and the tool
+names the rank, the operation and the ranks that wait. Each test waits until the job hangs, and
+asks then."""
 
 import contextlib
 import json

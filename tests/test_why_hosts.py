@@ -1,8 +1,8 @@
-"""`devicemesh why` over several hosts: four hosts of tests/netlab.py, each with its own /proc, and two ranks on
-each. On any host the tool says the one sentence for the whole job.
+"""`devicemesh why` over several hosts: four hosts of tests/netlab.py, each with its own /proc, and
+two ranks on each. On any host the tool says the one sentence for the whole job.
 
-A case takes some seconds, mostly for the start of a job on four hosts. The ways to hang that are alike
-for the road between the hosts run in `make test-all` alone; tests/hangs.py repeats all."""
+A case takes some seconds, mostly for the start of a job on four hosts. The ways to hang that are
+alike for the road between the hosts run in `make test-all` alone; tests/hangs.py repeats all."""
 
 import json
 import os
@@ -58,8 +58,8 @@ def test_every_host_says_the_one_sentence_for_the_other_ways(jobs, way):
 
 @pytest.mark.lengthy
 def test_one_job_asked_in_every_way(jobs, tmp_path):
-    """One job: with a secret, the stack of a rank of another host, a node that is stopped, several processes of
-    srun, and copies in a folder."""
+    """One job: with a secret, the stack of a rank of another host, a node that is stopped, several
+    processes of srun, and copies in a folder."""
     secret = {"DM_STORE_SECRET": "a secret"}
     command = words([TOOL, "run", "--nnodes", 4, "--rdzv-endpoint", "alpha:29400", "-n", 2, "--failure-grace", "1h"])
     jobs.nodes = {

@@ -1,8 +1,8 @@
 """`devicemesh why` puts the names of the mesh to the communicators of NCCL's RAS.
 
-The server here replays RAS's part of the protocol. The answers were not recorded on a GPU: they are made
-by the formats of NCCL's sources (src/ras/client_support.cc, the functions jsonWrite... of 2.28.7 and
-later), with the processes of a job that hangs on device type cpu."""
+The server here replays RAS's part of the protocol. The answers were not recorded on a GPU: they
+are made by the formats of NCCL's sources (src/ras/client_support.cc, the functions jsonWrite... of
+2.28.7 and later), with the processes of a job that hangs on device type cpu."""
 
 import json
 import socketserver
@@ -53,8 +53,8 @@ def missing_text(rank, pid):
 
 
 def document(communicators):
-    """What jsonWriteHeader to jsonWriteFooter write. A communicator is its hash, its ranks with their
-    processes and counts, and its missing ranks with their processes."""
+    """What jsonWriteHeader to jsonWriteFooter write. A communicator is its hash, its ranks with
+    their processes and counts, and its missing ranks with their processes."""
     parts = []
     for name, ranks, missing in communicators:
         listed = ",\n".join(rank_text(*rank) for rank in ranks)

@@ -42,7 +42,8 @@ def commands(block):
 
 
 def with_outputs(text, outputs):
-    """The page with these outputs in place of the quoted ones, one for each command in its order."""
+    """The page with these outputs in place of the quoted ones, one for each command in its
+    order."""
     outputs = iter(outputs)
     for block in blocks(text):
         lines = [line for command, _ in commands(block) for line in (command, next(outputs)) if line]

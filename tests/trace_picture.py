@@ -55,7 +55,8 @@ def recorded(program):
 
 
 def window(calls):
-    """The begin and the end of some steps, of which half of all are shorter. A step ends with the sum of the loss."""
+    """The begin and the end of some steps, of which half of all are shorter. A step ends with the
+    sum of the loss."""
     ends = {}
     for _, dimension, number, _, begun, length in calls:
         if dimension == "data":

@@ -62,8 +62,8 @@ def prefer(kind):
 
 @functools.cache
 def own_folder():
-    """The folder with the programs of this bench, which is removed at its end. Each bench has its own, so
-    benches at the same time can compare different libraries."""
+    """The folder with the programs of this bench, which is removed at its end. Each bench has its
+    own, so benches at the same time can compare different libraries."""
     (ROOT / "target").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / "target"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

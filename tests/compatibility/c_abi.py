@@ -96,8 +96,8 @@ def is_reserved(what):
 
 
 def hidden_padding(text):
-    """Returns in words where a layout has bytes that no field covers, or None. Callers leave anything
-    there, so a later release could not use them."""
+    """Returns in words where a layout has bytes that no field covers, or None. Callers leave
+    anything there, so a later release could not use them."""
     layout = parse(text)
     for what, size in layout.items():
         if not what.startswith("struct "):
@@ -156,9 +156,9 @@ def abidw(library):
 
 
 def additions(old, new, may_grow):
-    """Returns the changes that abidiff lets pass. A rule stands only for a struct that has grown, or whose
-    reserved bytes are used, because a rule also hides changes of the structs that its struct
-    points to."""
+    """Returns the changes that abidiff lets pass. A rule stands only for a struct that has grown,
+    or whose reserved bytes are used, because a rule also hides changes of the structs that its
+    struct points to."""
     old, new = parse(old), parse(new)
     rules = []
     for what, size in old.items():

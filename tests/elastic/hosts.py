@@ -1,5 +1,5 @@
-"""A job of examples/elastic.cpp on four hosts of two ranks (tests/netlab.py), whose store is on a fifth
-host. No launcher starts a rank again there, so only spares take places."""
+"""A job of examples/elastic.cpp on four hosts of two ranks (tests/netlab.py), whose store is on a
+fifth host. No launcher starts a rank again there, so only spares take places."""
 
 import contextlib
 import os

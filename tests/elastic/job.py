@@ -73,7 +73,8 @@ class Job:
         return int(pids[-1].split()[-1]) if pids else None
 
     def send(self, rank, number):
-        """Sends a signal to a rank. Returns the process and the moment; None where the rank does not run."""
+        """Sends a signal to a rank. Returns the process and the moment; None where the rank does
+        not run."""
         pid = self.pid(rank)
         # The number may belong to another process by now, so the mark is looked at first.
         if pid is None or pid not in marked(self.mark, MARK):

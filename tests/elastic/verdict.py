@@ -69,7 +69,8 @@ def undisturbed(tool, program):
 
 
 def strike(job, plan, hit):
-    """Lets the plan happen. `hit` gets the processes that were killed and stopped, with the moments."""
+    """Lets the plan happen. `hit` gets the processes that were killed and stopped, with the
+    moments."""
     begin, timers = time.monotonic(), []
     for strike in plan.strikes:
         if strike.after == "step":
@@ -104,8 +105,8 @@ def processes(job):
 
 
 def stalled():
-    """The seconds so far in which some process of the machine has waited for a processor; 0 where the
-    kernel does not count them."""
+    """The seconds so far in which some process of the machine has waited for a processor; 0 where
+    the kernel does not count them."""
     try:
         return int(re.search(r"some .*total=(\d+)", Path("/proc/pressure/cpu").read_text()).group(1)) / 1e6
     except (OSError, AttributeError):
@@ -113,8 +114,8 @@ def stalled():
 
 
 def is_starved(ranks, hit, share):
-    """Whether the ranks have missed their deadline before anybody was hit, on a machine on which processes
-    waited for a processor for nearly all of the time."""
+    """Whether the ranks have missed their deadline before anybody was hit, on a machine on which
+    processes waited for a processor for nearly all of the time."""
     lasts = [process.words[-1] for process in ranks if process.words]
     return not hit and share > 0.8 and bool(lasts) and all(last.startswith("gives up: DM_STATUS_TIMEOUT: ") for last in lasts)
 
@@ -169,8 +170,8 @@ def judge(job, plan, hit, expected, outcome, share=0.0):
 
 
 def is_excused(ranks, plan, texts):
-    """Whether a job that loses these ranks may end with an error. When the ranks of the mesh have given
-    up, those that waited learn that all ranks of the mesh are lost."""
+    """Whether a job that loses these ranks may end with an error. When the ranks of the mesh have
+    given up, those that waited learn that all ranks of the mesh are lost."""
     if any(rank >= MESH for rank in ranks):
         return len(ranks) >= 2  # a spare has any place
     replicas = [{rank % 4 for rank in ranks if rank // 4 == replica} for replica in (0, 1)]

@@ -2,8 +2,9 @@
 loom, with weak memory.
 
 Each model must hold. Then each memory order of the protocols is weakened once, and a model must
-fail. Each weakened order is a planted defect. The gate compares what it has found with the tables of
-docs/memory-order.md, and fails if a table has changed. With WRITE_TABLES=1 it writes the tables."""
+fail. Each weakened order is a planted defect. The gate compares what it has found with the tables
+of docs/memory-order.md, and fails if a table has changed. With WRITE_TABLES=1 it writes the
+tables."""
 
 import difflib
 import os

@@ -1,9 +1,11 @@
-"""Which GPU JAX computes on beside the GPU of the mesh, where each process sees several of them: what
-is refused, and each way that the refusal names. Under devicemesh run or torchrun with 2 ranks or more.
+"""Which GPU JAX computes on beside the GPU of the mesh, where each process sees several of them:
+what is refused, and each way that the refusal names. Under devicemesh run or torchrun with 2 ranks
+or more.
 
-The argument is how JAX is told: "config" (jax_default_device), "put" (jax.device_put), "world" (the
-mesh takes JAX's device), "distributed" (local_device_ids) or "visible" (CUDA_VISIBLE_DEVICES). Prints
-"ok" or "failed" with the reason, and exits with 0 or 1; 77 says that this machine cannot show it.
+The argument is how JAX is told: "config" (jax_default_device), "put" (jax.device_put), "world"
+(the mesh takes JAX's device), "distributed" (local_device_ids) or "visible"
+(CUDA_VISIBLE_DEVICES). Prints "ok" or "failed" with the reason, and exits with 0 or 1; 77 says
+that this machine cannot show it.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""Which copy of NCCL the programs of this folder use: for those that run beside PyTorch or JAX, the
-copy that the framework has loaded, because a communicator is valid only in the copy that made it."""
+"""Which copy of NCCL the programs of this folder use: for those that run beside PyTorch or JAX,
+the copy that the framework has loaded, because a communicator is valid only in the copy that made
+it."""
 
 import os
 

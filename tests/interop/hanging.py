@@ -1,5 +1,6 @@
-"""A job of a launcher that hangs (tests/c/programs/hang.c, started as `hang sleep`), and what `devicemesh why` must say
-of it. All hosts and nodes are this machine, so that each `devicemesh why` finds all ranks."""
+"""A job of a launcher that hangs (tests/c/programs/hang.c, started as `hang sleep`), and what
+`devicemesh why` must say of it. All hosts and nodes are this machine, so that each `devicemesh
+why` finds all ranks."""
 
 import json
 import os
@@ -15,8 +16,8 @@ SENTENCE = WAYS["sleep"][2]
 
 
 class Hanging:
-    """The job of this command. `name` is what `devicemesh why` takes for the job; None: the process of the
-    launcher. It ends with the block."""
+    """The job of this command. `name` is what `devicemesh why` takes for the job; None: the
+    process of the launcher. It ends with the block."""
 
     def __init__(self, *command, env, output, name=None):
         self.output = output
@@ -45,7 +46,8 @@ class Hanging:
 
 
 def right(output, host=socket.gethostname()):
-    """Checks the text of `devicemesh why`. Rank 3 is on this host. A launcher may add lines of its own."""
+    """Checks the text of `devicemesh why`. Rank 3 is on this host. A launcher may add lines of its
+    own."""
     first = re.findall(rf"^\S+: {re.escape(SENTENCE)} [0-9.]+ s; 4 more ranks wait for these in other groups$", output, re.M)
     assert len(first) == 1 and output.count("rank 3 has not called") == 1, output
     last = r"its last call, all-reduce 3 of mesh/dp \(ranks 3, 7\), ended [0-9.]+ s ago"

@@ -41,8 +41,8 @@ class Launcher:
     command: tuple
     # The option that sends a variable to the ranks, and what stands between name and value.
     export: tuple
-    # Gives the options for two hosts with `each` ranks on each. Any other host is this machine too: what
-    # would run there by ssh is run here by the program that it takes.
+    # Gives the options for two hosts with `each` ranks on each. Any other host is this machine
+    # too: what would run there by ssh is run here by the program that it takes.
     two_hosts: object
 
     def __str__(self):

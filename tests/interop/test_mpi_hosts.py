@@ -1,5 +1,5 @@
-"""`devicemesh why` under Open MPI and MPICH on four hosts of tests/netlab.py, which the launchers reach by ssh
-(tests/sshd.py). The commands are those of docs/launchers.md.
+"""`devicemesh why` under Open MPI and MPICH on four hosts of tests/netlab.py, which the launchers
+reach by ssh (tests/sshd.py). The commands are those of docs/launchers.md.
 
 The first line of each test's documentation is its row in docs/interop.md (table.py)."""
 

@@ -1,6 +1,6 @@
-"""Faults of jobs on four hosts: a rank is killed, stopped or exits, a host falls silent, the network
-is parted in two halves, or it only delays and loses packets. All others must get an error in time
-that names who is lost, and with a bad network alone a job must come to its end."""
+"""Faults of jobs on four hosts: a rank is killed, stopped or exits, a host falls silent, the
+network is parted in two halves, or it only delays and loses packets. All others must get an error
+in time that names who is lost, and with a bad network alone a job must come to its end."""
 
 import random
 import signal

@@ -55,10 +55,10 @@ def named(message):
 
 
 def last_arrival(survivors, at):
-    """When the last of these ranks began its last call before the moment `at`. A rank may come late to
-    a call because it still waited for a stopped rank in the call before: rank 0, which serves the
-    store, stays until all have read the verdict. The time of those who wait for it begins anew
-    then."""
+    """When the last of these ranks began its last call before the moment `at`. A rank may come
+    late to a call because it still waited for a stopped rank in the call before: rank 0, which
+    serves the store, stays until all have read the verdict. The time of those who wait for it
+    begins anew then."""
     return max(rank.phase(at)[1] for rank in survivors)
 
 
@@ -104,8 +104,8 @@ def judge(job, death, moment, absent):
 
 def cut_short(job, rank):
     """Whether the error names another survivor that has had its own. All meet the deadline within
-    milliseconds. The rank that meets its deadline first leaves. A rank that waited for it then blames
-    that rank, and not the stopped one."""
+    milliseconds. The rank that meets its deadline first leaves. A rank that waited for it then
+    blames that rank, and not the stopped one."""
     others = [job.ranks.get(number) for number in named(rank.error[2])]
     return any(other and other is not rank and other.error for other in others)
 

@@ -69,7 +69,8 @@ def add_tests(runner):
 
 
 def add_variant(runner, path, variant, compiler, link, is_long=False):
-    """A test that is compiled in this way, as a case for each number of ranks. Returns the program."""
+    """A test that is compiled in this way, as a case for each number of ranks. Returns the
+    program."""
     ranks, _, flags = comments(path)
     build = [*compiler, *STRICT, *flags, "-Iinclude", "-Itests/c", path, "-x", "none", *link]
     program = Program(f"{path.stem}-{path.parent.name}-{variant.replace(' ', '-')}", *build)

@@ -85,9 +85,9 @@ def wheels_ucx():
 
 
 def oldest_rust():
-    """Type-checks the workspace with the oldest Rust that Cargo.toml promises. A later compiler does
-    not say which features of the language are younger than that Rust. It takes 40 s of processor
-    time, because everything is compiled for that Rust alone."""
+    """Type-checks the workspace with the oldest Rust that Cargo.toml promises. A later compiler
+    does not say which features of the language are younger than that Rust. It takes 40 s of
+    processor time, because everything is compiled for that Rust alone."""
     promised = re.search(r'^rust-version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
     try:
         if not re.search(rf"^{re.escape(promised)}-", run(["rustup", "toolchain", "list"]), re.M):

@@ -4,8 +4,8 @@ import os
 
 from .paths import TARGET
 
-# The packages that no test needs: criterion and cbindgen take half a minute to compile. `make check`
-# has the tests of devicemesh-header.
+# The packages that no test needs: criterion and cbindgen take half a minute to compile. `make
+# check` has the tests of devicemesh-header.
 WITHOUT = ["devicemesh-benches", "devicemesh-header"]
 # The packages and features of each call of cargo. With others, cargo would compile the libraries
 # again, because a library's features depend on the packages beside it.

@@ -101,8 +101,8 @@ def jobs(free_port):
 
 
 def before_engine(folder, source):
-    """Compiles this C to a library whose functions stand before those of the host engine, and gives its
-    path."""
+    """Compiles this C to a library whose functions stand before those of the host engine, and
+    gives its path."""
     engine, library = folder / "libhostccl.so.0.2", folder / "libbefore.so"
     engine.symlink_to(LIBRARY / "libhostccl.so")  # under its SONAME
     processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed",

@@ -65,8 +65,8 @@ class Job:
 
 
 def jobs(programs, **same):
-    """The body of a fixture: a function that starts jobs of examples/recover.c, all with the options
-    `same`. The words `before` stand before the program. The jobs end with the test."""
+    """The body of a fixture: a function that starts jobs of examples/recover.c, all with the
+    options `same`. The words `before` stand before the program. The jobs end with the test."""
     program = programs.c("examples/recover.c", name="recover-example", link=LINK)
     started = []
 
@@ -81,8 +81,9 @@ def jobs(programs, **same):
 
 
 def killed_once(program, moment, **variables):
-    """Runs a program on three ranks, and kills rank 1 after the first line that begins with `moment`.
-    Rank 1 is started again, and the job must end well. Gives what the ranks have said."""
+    """Runs a program on three ranks, and kills rank 1 after the first line that begins with
+    `moment`. Rank 1 is started again, and the job must end well. Gives what the ranks have
+    said."""
     command = words([TOOL, "run", "-n", 3, "--restart", "rank", "--max-restarts", 2, "--", *program])
     job = subprocess.Popen(command, env=environment(**variables), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     said, is_killed = "", False
@@ -101,8 +102,9 @@ def killed_once(program, moment, **variables):
 
 
 def check_comes_back(program, **variables):
-    """Runs one of the small examples (examples/recover.py, recover.rs and that in Go), whose rank 1 is
-    killed. It comes back as a new process, and the line is that of a job that nobody disturbs."""
+    """Runs one of the small examples (examples/recover.py, recover.rs and that in Go), whose rank
+    1 is killed. It comes back as a new process, and the line is that of a job that nobody
+    disturbs."""
     said = killed_once([*program, 1000], "rank 0 is at step 100\n", **variables)
     done = re.findall(r"^rank (\d) is done: y = 3\.000 x -1\.000 after step 1000$", said, re.M)
     assert sorted(done) == ["0", "1", "2"], said

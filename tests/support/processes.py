@@ -38,9 +38,9 @@ def environment(without=(), **variables):
 def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=False):
     """Runs a command to its end and gives what it wrote (stdout, stderr, returncode).
 
-    Raises Failed with everything that the command wrote when the exit code is not `code` (None: any will
-    do), or when the command is not done after `timeout` seconds. It and its children are ended
-    then. `env` replaces the variables; `merged` puts stderr into stdout."""
+    Raises Failed with everything that the command wrote when the exit code is not `code` (None:
+    any will do), or when the command is not done after `timeout` seconds. It and its children are
+    ended then. `env` replaces the variables; `merged` puts stderr into stdout."""
     command = words(command)
     # A library of the interpreter may have set variables behind Python's back, as readline sets
     # COLUMNS. The command gets the variables that Python knows.
@@ -64,9 +64,9 @@ def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=Fa
 
 
 def rest_of(process, timeout):
-    """Waits for the end of a process, and gives the rest of its outputs. An output that is no pipe or is
-    closed gives None. Raises subprocess.TimeoutExpired, with what was read, where the process does not
-    end in time.
+    """Waits for the end of a process, and gives the rest of its outputs. An output that is no pipe
+    or is closed gives None. Raises subprocess.TimeoutExpired, with what was read, where the
+    process does not end in time.
 
     Threads read, because Popen.communicate() with a timeout loses the text that the test's last
     readline() has read ahead."""

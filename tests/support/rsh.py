@@ -1,5 +1,5 @@
-"""A script in the place of ssh, and jobs of `devicemesh run --hosts` that start through it. Test files
-import the fixtures `rsh` and `start`."""
+"""A script in the place of ssh, and jobs of `devicemesh run --hosts` that start through it. Test
+files import the fixtures `rsh` and `start`."""
 
 import os
 import subprocess

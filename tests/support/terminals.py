@@ -12,8 +12,8 @@ from .processes import words
 
 
 def on_terminals(columns, *command, env):
-    """Runs a command whose standard output and standard error are a terminal of that width each. Gives
-    what each shows, with the terminal's ends of lines (\\r\\n). The command must succeed."""
+    """Runs a command whose standard output and standard error are a terminal of that width each.
+    Gives what each shows, with the terminal's ends of lines (\\r\\n). The command must succeed."""
     ends = [os.openpty(), os.openpty()]
     for ours, _ in ends:
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

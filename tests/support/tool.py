@@ -11,15 +11,16 @@ from .processes import gone, rest_of, wait_until
 PATIENCE = 60
 # A rank with this script goes on until somebody ends it.
 SLEEP = "exec sleep 1000"
-# Where these words stand in the script of a rank, the shell puts the process of the `devicemesh run`
-# of its node there. Between the two is the process that the tool starts for each rank.
+# In the script of a rank, the shell replaces these words by the number of the process of its node's
+# `devicemesh run`. Between the two is the process that the tool starts for each rank.
 TOOL_OF_RANK = "$(cut -d' ' -f4 /proc/$PPID/stat)"
 # The name that the tool gives this host.
 HERE = socket.gethostname()
 
 
 def ends(process, code):
-    """Waits for the end of a process, which must have this exit code. Gives the rest of its outputs."""
+    """Waits for the end of a process, which must have this exit code. Gives the rest of its
+    outputs."""
     out, err = rest_of(process, PATIENCE)
     assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}{err}"
     return out, err
@@ -39,8 +40,8 @@ def says(tool, text):
 
 
 def waiting(tmp_path, words):
-    """A script whose rank prints these words, and ends well when there is a file. Gives the script and
-    the file."""
+    """A script whose rank prints these words, and ends well when there is a file. Gives the script
+    and the file."""
     go = tmp_path / "go"
     return f"echo {words}; until test -e {go}; do sleep 0.02; done", go
 
@@ -50,8 +51,8 @@ def all_gone(pids):
 
 
 def is_full(tool):
-    """Whether nothing more fits into the pipe. Each write begins a page unless it fits into the last one,
-    so a full pipe may hold half of its 64 KiB only."""
+    """Whether nothing more fits into the pipe. Each write begins a page unless it fits into the
+    last one, so a full pipe may hold half of its 64 KiB only."""
     size = array.array("i", [0])
     fcntl.ioctl(tool.stdout, termios.FIONREAD, size)
     return size[0] > 30_000

@@ -4,8 +4,9 @@ PyTorch says. Run with a Python that has PyTorch:
 
     python tests/vectors/generate_dtensor_shards.py > tests/vectors/torch_dtensor_shards.jsonl
 
-One line is one case: world, shape and names of the root mesh, ranks (its rank array, or null), view (names of dimensions; "a+b" is the
-flattened one), tensor (shape), placements (null, or [tensor_dim, order]) and answers, each [rank, local shape, offsets].
+One line is one case: world, shape and names of the root mesh, ranks (its rank array, or null),
+view (names of dimensions; "a+b" is the flattened one), tensor (shape), placements (null, or
+[tensor_dim, order]) and answers, each [rank, local shape, offsets].
 
 Where an answer comes from: the data. A tensor that holds its own indices is distributed with
 DTensor (fake process group, no communication) and the rank's local tensor is looked at: its shape,
@@ -48,7 +49,8 @@ def mesh_of(case):
 
 
 def shard_order(placements):
-    """(tensor_dim, mesh dims in the order in which they split it), for each tensor dimension that is split."""
+    """(tensor_dim, mesh dims in the order in which they split it), for each tensor dimension that
+    is split."""
     dims = sorted({placement[0] for placement in placements if placement})
     order = lambda dim: sorted((p[1], index) for index, p in enumerate(placements) if p and p[0] == dim)
     return tuple(ShardOrderEntry(tensor_dim=dim, mesh_dims=tuple(index for _, index in order(dim))) for dim in dims)
