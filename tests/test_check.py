@@ -205,8 +205,8 @@ def on_terminal(*arguments, width=80, **environment):
 
 
 def interrupted(step, *command):
-    """Runs a command on a terminal and presses Ctrl-C in that step of a check. Returns the exit
-    code and what is on the terminal then."""
+    """Runs a command on a terminal and presses Ctrl-C in this step of a check. Gives the exit code
+    and what is on the terminal then."""
     ours, theirs = pty.openpty()
     command = subprocess.Popen([str(word) for word in command], env=clean(), stdin=theirs, stdout=theirs, stderr=theirs,
                                start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0))

@@ -36,8 +36,7 @@ class Job:
         return self
 
     def wait_for(self, ranks, pattern):
-        """Reads until each of these ranks has said something that fits, after what it was waited
-        for before."""
+        """Reads until each of these ranks has said something that fits, after what it was waited for before."""
         for rank in ranks:
             while not self.has_said(rank, pattern):
                 line = self.reader.readline()
