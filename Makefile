@@ -109,7 +109,7 @@ check:
 	$(CARGO) clippy --workspace --all-targets --features cudarc --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --features cudarc --no-deps --quiet
 	$(CARGO) test --package devicemesh-header --quiet
-	$(if $(wildcard tests/imports.py),$(PYTHON) tests/imports.py)
+	$(if $(wildcard tests/imports.py),$(PYTHON) tests/imports.py && $(PYTHON) tests/columns.py)
 
 # Measures ours and the peers in turn (benches/peers/bench.py --help names the cases).
 bench:
