@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.processes import marked, wait_until
 
-from .hosts import HOSTS, HostJob
+from .hosts import HOSTS, HostJob, host_of
 from .job import MARK, MESH, Job
 from .plan import EPOCHS, PAUSE_MS
 
@@ -159,7 +159,8 @@ def judge(job, plan, hit, expected, outcome, share=0.0):
     if len(joined) < len(errors) and not plan.restarts:
         # Somebody was lost before there was a mesh. All others must have the error of it.
         is_expected = any(one.after == "start" for one in plan.strikes)
-        wrong = [process for process in errors if not (is_of_a_loss(process.words[-1]) if is_expected else process in joined)]
+        is_right = lambda process: process in joined if not is_expected else is_of_a_loss(process.words[-1]) or is_cut_off(process.rank, plan)
+        wrong = [process for process in errors if not is_right(process)]
         outcome.complaints += [f"rank {process.rank} has no mesh: {process.words[-1]}" for process in wrong]
         return
     errors = joined
@@ -201,6 +202,12 @@ def reason(words):
 def is_of_a_loss(words):
     """Whether a rank has given up because others were lost."""
     return reason(words) in (TOO_FEW, NO_STATE) or words.startswith(("gives up: DM_STATUS_PEER_LOST: ", "gives up: DM_STATUS_TIMEOUT: "))
+
+
+def is_cut_off(rank, plan):
+    """Whether the plan cuts the host of this rank off. `hit` lacks a rank whose process has not
+    begun when its host is cut off."""
+    return any(one.how == "cut" and host_of(rank) in [HOSTS[number] for number in one.victims] for one in plan.strikes)
 
 
 def suffer(tool, program, plan, expected, folder=None):
