@@ -5,11 +5,14 @@ A host's interface is a TUN device. The packets that the host sends go to a proc
 (the wire). The wire passes each packet to its destination, at once, later or never.
 So neither `ip` nor `tc` nor netem
 is needed, and a host that is cut off is silent, as one without power is: no RST, no ICMP.
-Nothing has a name in the file system; namespaces and interfaces end with the processes that hold
-them, and those end with the test.
+Nothing has a name in the file system. A namespace and its interfaces exist while a process is in
+the namespace or holds its TUN device, so the end of a lab kills all processes in its networks, and
+closes the devices.
 """
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import heapq
 import ipaddress
@@ -21,10 +24,11 @@ import socket
 import struct
 import subprocess
 import time
+import traceback
 from pathlib import Path
 
 from support.pinned import Unavailable
-from support.processes import kill_all, wait_until
+from support.processes import gone, kill_all, wait_until
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -33,6 +37,9 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_UP = 0x400454CA, 1, 0x1000, 1
 PR_SET_PDEATHSIG = 1
 RTF_LOCAL = 0x80000000
 DEVICE = "net0"
+# The errors of a machine that does not allow namespaces or TUN devices, or has none. ENOSPC and
+# EUSERS: the machine allows none of them to this user.
+REFUSALS = {errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ENXIO, errno.ENOSPC, errno.EUSERS}
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -74,7 +81,13 @@ def ipv4_request(name, address):
 
 
 class Host:
-    """One host: a process that holds its namespaces and makes sockets in them for the test."""
+    """One host: a process that holds its namespaces and makes sockets in them for the test.
+
+    Raises Unavailable where this machine does not allow it. Once a host has been made, the next
+    host of its kind must be possible, too, and an error is a failure."""
+
+    # The kinds of hosts (own_sysfs, own_pids) that this process has made.
+    made = set()
 
     def __init__(self, name, number, folder, own_sysfs, own_pids):
         self.own_sysfs, self.own_pids = own_sysfs, own_pids
@@ -92,12 +105,42 @@ class Host:
         said, tun = socket.recv_fds(self.control, 4096, 1)[:2]
         if not tun:
             os.waitpid(self.holder, 0)
-            raise Unavailable(said.decode())
+            self.control.close()
+            refused, _, why = said.decode().partition(" ")
+            if refused == "refused" and (own_sysfs, own_pids) not in self.made:
+                raise Unavailable(f"no namespaces or TUN devices here: {why}")
+            raise RuntimeError(f"the holder of {name} ended: {why or 'it said nothing'}")
         family, init = said.split()
-        self.tun, self.has_ipv6, self.init = tun[0], family == b"6", int(init)
-        self.link = self.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        if self.has_ipv6:
-            self.wait_for_ipv6()
+        self.tun, self.has_ipv6, self.init, self.link = tun[0], family == b"6", int(init), None
+        try:
+            self.network = os.readlink(f"/proc/{self.holder}/ns/net")
+            self.link = self.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            if self.has_ipv6:
+                self.wait_for_ipv6()
+        except BaseException:
+            self.end()
+            raise
+        self.made.add((own_sysfs, own_pids))
+
+    def end(self):
+        """Ends the holder, and closes what the test has of the host. The namespaces end then, unless
+        another process is in them."""
+        os.kill(self.holder, signal.SIGKILL)
+        os.waitpid(self.holder, 0)
+        os.close(self.tun)
+        self.control.close()
+        if self.link:
+            self.link.close()
+
+    def inside(self):
+        """The processes in this host's network, without the holder. Some have no parent here and none of the
+        test's variables, for example the sessions of sshd."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and int(entry.name) != self.holder and os.readlink(entry / "ns/net") == self.network:
+                    found.append(int(entry.name))
+        return found
 
     def hold(self, control):
         try:
@@ -132,8 +175,9 @@ class Host:
                     break
                 with socket.socket(*struct.unpack("ii", kind)) as made:
                     socket.send_fds(control, [b"."], [made.fileno()])
-        except OSError as error:
-            control.send(f"no namespaces or TUN devices here: {error}".encode())
+        except BaseException as error:
+            refused = isinstance(error, OSError) and error.errno in REFUSALS
+            control.send(f"refused {error}".encode() if refused else f"broken {traceback.format_exc()[-3000:]}".encode())
         finally:
             os._exit(0)
 
@@ -144,13 +188,18 @@ class Host:
         init = os.fork()
         if init:
             os.close(theirs)
-            if os.read(ready, 1) != b".":
-                raise OSError("process 1 has not begun")
+            said = os.read(ready, 8)
+            if said != b".":
+                raise OSError(int(said or 0), "process 1 cannot mount /proc")
             return init
         try:
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel reaps orphans
-            mount("proc", "/proc", 0, kind="proc")
+            try:
+                mount("proc", "/proc", 0, kind="proc")
+            except OSError as error:
+                os.write(theirs, b"%d" % error.errno)
+                raise
             os.write(theirs, b".")
             while True:
                 signal.pause()
@@ -260,19 +309,24 @@ class Lab:
         return self
 
     def __exit__(self, *_):
-        # A command on a host with a process-id namespace outlives the shell that started it, and keeps
-        # its pipes open, until process 1 of the host ends. Somebody may be reading these pipes.
-        for host in self.hosts.values():
-            if host.init:
-                os.kill(host.init, signal.SIGKILL)
+        # A command may outlive the process that started it, and keep its pipes open. Somebody may be
+        # reading these pipes, so the commands end before the pipes are closed.
+        wait_until(lambda: not self.kill_inside(), "the processes in the networks of the hosts end")
         kill_all(self.processes)
-        for pid in (self.wire, *(host.holder for host in self.hosts.values())):
-            if pid:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        if self.wire:
+            os.kill(self.wire, signal.SIGKILL)
+            os.waitpid(self.wire, 0)
+            self.control.close()
         for host in self.hosts.values():
-            if host.init:  # the kernel ends the host's processes with it
-                wait_until(lambda init=host.init: not Path(f"/proc/{init}").exists(), f"process 1 of {host.name} ends")
+            host.end()
+
+    def kill_inside(self):
+        """Kills the processes that are in the networks of the hosts. Gives those that had not ended."""
+        living = [pid for host in self.hosts.values() for pid in host.inside() if not gone(pid)]
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return living
 
     def pids(self):
         """The processes on the hosts, and the wire."""

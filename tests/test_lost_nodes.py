@@ -16,7 +16,7 @@ from netlab import Lab
 from sshd import Sshd
 from support.paths import LINK, TOOL
 from support.pinned import Unavailable
-from support.processes import MARK, environment, marked, wait_until
+from support.processes import MARK, environment, gone, marked, wait_until
 from support.tool import PATIENCE
 
 NODES = ("alpha", "beta", "gamma")
@@ -256,7 +256,7 @@ def test_a_host_whose_connection_ends_does_not_end_the_others(lab, ssh):
     lab.wait_for("rank 4 came back", "rank 5 came back")
     lab.ends("store")
     assert lab.done() == FULL, lab.text()
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the node on gamma has ended", PATIENCE)
+    wait_until(lambda: gone(pid), "the node on gamma has ended", PATIENCE)
 
 
 def is_ssh_to(host, pid):
