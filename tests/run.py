@@ -17,13 +17,16 @@ test, add a file. A C or C++ file may begin with comments:
     /* flags: -fno-exceptions */  add to the compiler's flags
 
 pytest is installed into target/pytest-venv (tests/requirements.txt). Python tests that judge
-seconds (marked `alone`) run after the others, one at a time. No test is tried twice.
+seconds (marked `alone`) run after the others, one at a time. LIBDEVICEMESH_BESIDE=PID names a process
+that the machine runs beside the tests (.ci/run): the tests marked `alone` wait for its end. No test is
+tried twice. SIGTERM ends the runner and all that it has started, as Ctrl-C does.
 
 The last line is "N passed, N failed" (", N skipped" may follow) and counts each test of Rust and
 each case of pytest. The lines before it name the cases that failed.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,10 +41,18 @@ from parts import headers, programs, rust
 from parts.base import CC, CXX, LIBRARY, ROOT, SCRATCH, TARGET, Failure, Skip
 from parts.python import pytest_python
 from support.machine import forget_machine
-from support.processes import GATE
+from support.processes import GATE, gone, marked, state_and_parent
 
 # The marks by which pytest selects the Python tests, for each level of the runner.
 MARKS = {"quick": "not long", "rest": "long", "all": ""}
+# The number of a process beside which tests that judge seconds must not run.
+BESIDE = "LIBDEVICEMESH_BESIDE"
+# All processes that this runner has started have this variable. A test may start another runner.
+STARTED = f"LIBDEVICEMESH_STARTED_BY_{os.getpid()}"
+# Set when the runner is stopped. No other case begins then.
+IS_STOPPED = threading.Event()
+# When the runner is stopped, the tests may take this many seconds to end what they have started.
+GRACE = 20.0
 
 
 class Runner:
@@ -72,6 +83,8 @@ class Runner:
 
     def one(self, name, body, is_test=True):
         """Runs one case and prints how it went. A step that is no test is counted when it fails."""
+        if IS_STOPPED.is_set():
+            return
         began = time.monotonic()
         try:
             count = body()
@@ -110,7 +123,7 @@ def pytest(runner):
 
 def fetch_ahead(python):
     """Starts fetching what the JAX tests need, while cargo builds. A test that needs it waits for
-    it, by a lock."""
+    it, by a lock. The end of the runner ends it."""
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.Popen([python, "-m", "support.jax"], cwd=ROOT / "tests", **quiet)
 
@@ -120,20 +133,74 @@ def both(first, second):
     return f"{first} and {second}" if second else first
 
 
+def started():
+    """The processes that this runner has started, and those that they have started."""
+    return [pid for pid in marked("1", STARTED) if not gone(pid)]
+
+
+def kill_started():
+    """Kills what the runner has started. A thread of the runner may start another process meanwhile, so
+    this looks twice."""
+    calm = 0
+    while calm < 2:
+        left = started()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        calm = 0 if left else calm + 1
+        time.sleep(0.05)
+
+
+def stop(number, _):
+    """Ends what the runner has started, and then the runner, by this signal. pytest lets the fixtures of
+    the tests end their processes, after a SIGINT to it and its workers. A terminal sends this SIGINT to
+    the runner's process group, and another signal reaches the runner alone."""
+    for again in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(again, signal.SIG_IGN)
+    IS_STOPPED.set()
+    # print() may be what the signal has interrupted.
+    os.write(2, f"tests/run.py: got {signal.Signals(number).name}, ends the tests\n".encode())
+    for pid in started():
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) == os.getpgrp():
+                if number != signal.SIGINT:
+                    os.kill(pid, signal.SIGINT)
+            elif state_and_parent(pid)[1] == os.getpid():
+                # The command of a case has a group of its own. The tool ends its ranks at SIGTERM.
+                os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + GRACE
+    while started() and time.monotonic() < until:
+        time.sleep(0.1)
+    kill_started()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 def python_tests(runner, command, what, marks, *arguments):
     """Runs the Python tests that these marks select, and counts their cases."""
+    try:
+        count_python_tests(runner, command, what, marks, *arguments)
+    except Exception as error:  # for example a report that pytest was killed in the middle of
+        with runner.lock:
+            print(f"FAIL pytest, {what}: {type(error).__name__}: {error}", flush=True)
+            runner.failed.append(f"pytest, {what}")
+
+
+def count_python_tests(runner, command, what, marks, *arguments):
     environment = {**os.environ, "DM_LIB_DIR": str(LIBRARY), "CC": CC, "CXX": CXX}
     print(f"---- tests/test_*.py, {what}", flush=True)
     report = SCRATCH / f"pytest-{os.getpid()}.xml"
     # pytest runs in the runner's process group, so that Ctrl-C reaches it.
     options = ["-v", "--durations=30", "--durations-min=3", f"--junitxml={report}", "-m", both(marks, MARKS[runner.level])]
     done = subprocess.run([*command, *options, *arguments], cwd=ROOT, env=environment)
+    if not report.exists():
+        raise Failure(f"exit code {done.returncode}, and no report")
+    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    # pytest exits with 1 when tests failed and with 5 when it has selected none, which is right only
+    # where few tests are asked for. The exit code alone tells of anything else.
+    codes = (0, 1, 5) if runner.options.k or marks == "alone" else (0, 1)
     with runner.lock:
-        if not report.exists():
-            print(f"FAIL pytest, {what}: exit code {done.returncode}, and no report", flush=True)
-            runner.failed.append(f"pytest, {what}")
-            return
-        for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+        for suite in suites:
             # A test may have a failure, and an error of a fixture besides.
             cases = [case for case in suite.iter("testcase") for end in case if end.tag in ("failure", "error")]
             failed = [f"{case.get('classname')}::{case.get('name')}" for case in cases]
@@ -141,11 +208,17 @@ def python_tests(runner, command, what, marks, *arguments):
             skipped = int(suite.get("skipped"))
             runner.skipped += skipped
             runner.passed += max(int(suite.get("tests")) - len(failed) - skipped, 0)
-        # pytest exits with 1 when tests failed and with 5 when none was selected. The exit code
-        # alone tells of anything else.
-        if done.returncode not in (0, 1, 5):
+        if done.returncode not in codes:
             runner.failed.append(f"pytest, {what}: exit code {done.returncode}")
     report.unlink()
+
+
+def wait_for_what_runs_beside():
+    pid = os.environ.get(BESIDE)
+    if pid and not gone(int(pid)):
+        print(f"---- waiting for the end of process {pid}, beside which no test may judge seconds", flush=True)
+        while not gone(int(pid)):
+            time.sleep(0.5)
 
 
 def has_alone():
@@ -181,6 +254,13 @@ def leftovers(shm_before):
 
 
 def main():
+    try:
+        return run_tests()
+    finally:
+        kill_started()
+
+
+def run_tests():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
     parser.add_argument("--all", action="store_true", help="the long cases too")
@@ -193,8 +273,10 @@ def main():
     forget_machine()
     # A shell starts background jobs with these signals ignored. The tests send them to programs,
     # and programs inherit what is ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    os.environ[STARTED] = "1"
     SCRATCH.mkdir(parents=True, exist_ok=True)
     shm_before = set(os.listdir("/dev/shm"))
     runner = Runner(options)
@@ -228,6 +310,7 @@ def main():
     if command:
         beside.join()
     if command and has_alone():
+        wait_for_what_runs_beside()
         python_tests(runner, command, "alone", "alone")
     if not options.k:
         runner.one("nothing left behind", leftovers(shm_before))
