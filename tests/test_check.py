@@ -207,9 +207,15 @@ def on_terminal(*arguments, width=80, **environment):
 def interrupted(step, *command):
     """Runs a command on a terminal and presses Ctrl-C in this step of a check. Gives the exit code
     and what is on the terminal then."""
+    def log_in():
+        # A shell starts background jobs with this signal ignored. The check would ignore it, too, and
+        # measure until it is done.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        ioctl(0, termios.TIOCSCTTY, 0)
+
     ours, theirs = pty.openpty()
     command = subprocess.Popen([str(word) for word in command], env=clean(), stdin=theirs, stdout=theirs, stderr=theirs,
-                               start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0))
+                               start_new_session=True, preexec_fn=log_in)
     os.close(theirs)
     told, until = b"", time.monotonic() + 120
     while True:
