@@ -54,13 +54,16 @@ class OneHost:
         env = environment(**variables)
         self.job = subprocess.Popen(words(command), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
+    def pid(self):
+        return self.job.pid
+
     def why(self, *options):
         """Asks for the job. Gives the report, or the message of the tool, and its exit code."""
-        done = run(TOOL, "why", "--json", *options, self.job.pid, code=None)
-        return (json.loads(done.stdout) if done.stdout else done.stderr), done.returncode
+        return asked(*options, self.pid())
 
     def end(self):
-        end([self.job], [self.job.pid])
+        if self.job.poll() is None:
+            end([self.job], [self.job.pid])
 
 
 class FourHosts:
@@ -96,6 +99,12 @@ class FourHosts:
         end(nodes, [self.lab.hosts[host].inner_pid(node) for host, node in self.nodes.items()])
         for node in nodes:
             self.lab.processes.remove(node)
+
+
+def asked(*arguments):
+    """What `devicemesh why` says as JSON, or its message, and its exit code."""
+    done = run(TOOL, "why", "--json", *arguments, code=None)
+    return (json.loads(done.stdout) if done.stdout else done.stderr), done.returncode
 
 
 def end(processes, tools):

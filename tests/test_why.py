@@ -2,71 +2,43 @@
 names the rank, the operation and the ranks that wait. Each test waits until the job hangs, and
 asks then."""
 
-import contextlib
 import json
 import re
-import signal
 import subprocess
 import time
 
 import pytest
 
-from hangs import PATIENCE, WAYS, check
+from hangs import PATIENCE, WAYS, OneHost, asked, check, until
 from support.paths import TOOL
-from support.processes import environment, run, words
+from support.processes import run, words
 
 
 @pytest.fixture
 def hang(programs):
-    """A function that starts a job that hangs in this way. It gives the tool's process."""
+    """A function that starts a job that hangs in this way. It gives the job."""
     program = programs.c("tests/c/programs/hang.c", "-Wall", "-Wextra")
     started = []
 
     def start(way, **variables):
-        command = [TOOL, "run", "-n", 8, "--failure-grace", "1h", "--", program, way]
-        env = environment(**variables)
-        started.append(subprocess.Popen(words(command), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        started.append(OneHost(program))
+        started[-1].start(way, **variables)
         return started[-1]
 
     yield start
     for job in started:
-        # The second signal kills the ranks at once, also those that are stopped.
-        for _ in range(2):
-            job.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(1)
-        job.wait(60)
-
-
-def why(*arguments):
-    """What the tool says, as JSON, and its exit code."""
-    done = run(TOOL, "why", "--json", *arguments, code=None)
-    return (json.loads(done.stdout) if done.stdout else done.stderr), done.returncode
-
-
-def until(kind, *arguments):
-    """Asks until the first finding is of this kind. Gives the job of the report."""
-    end = time.monotonic() + PATIENCE
-    while True:
-        report, code = why("--after", "0.3s", *arguments)
-        jobs = report["jobs"] if code in (0, 1) else []
-        findings = [job["findings"] for job in jobs]
-        if findings and findings[0] and findings[0][0]["kind"] == kind:
-            assert code == 1 and len(jobs) == 1 and jobs[0]["stuck"], report
-            return jobs[0]
-        assert time.monotonic() < end, f"not {kind}: {report}"
-        time.sleep(0.1)
+        job.end()
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_rank_that_did_not_come_is_named(hang, way):
-    check(until(WAYS[way][0], hang(way).pid), way)
+    check(until(hang(way), WAYS[way][0]), way)
 
 
 def test_text_says_where_the_rank_is_and_who_is_at_which_call(hang):
     job = hang("sleep")
-    until("behind", job.pid)
-    said = run(TOOL, "why", "--after", "0.3s", job.pid, code=1).stdout
+    until(job, "behind")
+    said = run(TOOL, "why", "--after", "0.3s", job.pid(), code=1).stdout
     lines = said.splitlines()
     assert lines[0].startswith("hang: rank 3 has not called all-reduce 6 of mesh/tp"), said
     assert "; 4 more ranks wait for these in other groups" in lines[0], said
@@ -75,7 +47,7 @@ def test_text_says_where_the_rank_is_and_who_is_at_which_call(hang):
     assert "main at programs/hang.c:" in said or "no stacks: " in said, said
     rows = [line.split() for line in lines if line.startswith("mesh/tp ")]
     assert [(row[1], row[2]) for row in rows] == [("3", "5"), ("0-2,", "4-7")] or rows[0][1:3] == ["3", "5"], said
-    quiet = run(TOOL, "why", "--after", "0.3s", "--no-stacks", job.pid, code=1).stdout
+    quiet = run(TOOL, "why", "--after", "0.3s", "--no-stacks", job.pid(), code=1).stdout
     assert "hang.c:" not in quiet and "rank 3 (pid " in quiet, quiet
 
 
@@ -83,7 +55,7 @@ def test_a_job_that_goes_on_is_not_stuck(hang):
     job = hang("none")
     end = time.monotonic() + PATIENCE
     while True:
-        report, code = why("--after", "30s", job.pid)
+        report, code = job.why("--after", "30s")
         if code == 0 and any(group["name"] == "mesh/tp" for found in report["jobs"] for group in found["groups"]):
             break
         assert time.monotonic() < end, report
@@ -94,35 +66,33 @@ def test_a_job_that_goes_on_is_not_stuck(hang):
 
 def test_recordings_of_a_job_that_is_gone(hang, tmp_path):
     job = hang("sleep", DM_TRACE_DIR=tmp_path)
-    until("behind", job.pid)
+    until(job, "behind")
     files = sorted(tmp_path.glob("*.dmrec"))
     assert len(files) == 8, files
-    living, code = why("--after", "0.3s", tmp_path)
+    living, code = asked("--after", "0.3s", tmp_path)
     assert code == 1 and living["jobs"][0]["findings"][0]["ranks"] == [3], living
-    job.send_signal(signal.SIGTERM)
-    job.send_signal(signal.SIGTERM)
-    job.wait(60)
-    gone, code = why(tmp_path)
+    job.end()
+    gone, code = asked(tmp_path)
     (found,) = gone["jobs"]
     first = found["findings"][0]
     assert code == 1 and (first["kind"], first["ranks"]) == ("behind", [3]), gone
     assert "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3)" in first["sentence"], gone
     assert {rank["state"] for rank in found["ranks"]} == {"gone"}, gone
     # The recordings of some ranks alone say that the others are not seen.
-    some, code = why(*files[:4])
+    some, code = asked(*files[:4])
     assert len(some["jobs"]) == 1 and len(some["jobs"][0]["ranks"]) == 8, some
 
 
 def test_copies_of_recordings_are_judged_elsewhere(hang, tmp_path):
     job = hang("sleep")
-    until("behind", job.pid)
-    assert run(TOOL, "why", "--save", tmp_path, job.pid).stdout == f"8 recordings saved in {tmp_path}\n"
+    until(job, "behind")
+    assert run(TOOL, "why", "--save", tmp_path, job.pid()).stdout == f"8 recordings saved in {tmp_path}\n"
     for file in tmp_path.glob("*.dmrec"):
         # As if the file were from another host: its name is in the header.
         data = bytearray(file.read_bytes())
         data[160:168] = b"other\0\0\0"
         file.write_bytes(data)
-    report, code = why("--after", "0.3s", tmp_path)
+    report, code = asked("--after", "0.3s", tmp_path)
     (found,) = report["jobs"]
     assert code == 1 and found["findings"][0]["ranks"] == [3], report
     assert {(rank["host"], rank["state"]) for rank in found["ranks"]} <= {("other", "sleeps"), ("other", "computes")}, report
@@ -131,8 +101,8 @@ def test_copies_of_recordings_are_judged_elsewhere(hang, tmp_path):
 
 def test_watching_goes_on(hang):
     job = hang("sleep")
-    until("behind", job.pid)
-    watching = subprocess.Popen(words([TOOL, "why", "--json", "--watch=0.1s", "--after", "0.3s", job.pid]), stdout=subprocess.PIPE, text=True)
+    until(job, "behind")
+    watching = subprocess.Popen(words([TOOL, "why", "--json", "--watch=0.1s", "--after", "0.3s", job.pid()]), stdout=subprocess.PIPE, text=True)
     try:
         for _ in range(2):
             assert json.loads(watching.stdout.readline())["jobs"][0]["stuck"]
@@ -152,8 +122,8 @@ def test_what_is_not_there_is_an_error(tmp_path):
 
 def test_the_counters_of_all_ranks_are_text_for_prometheus(hang):
     job = hang("sleep")
-    until("behind", job.pid)
-    text = run(TOOL, "why", "--metrics", job.pid).stdout
+    until(job, "behind")
+    text = run(TOOL, "why", "--metrics", job.pid()).stdout
     begun = dict(re.findall(r'^devicemesh_calls_begun_total\{pid="\d+",job_id="[^"]*",rank="(\d)",group="mesh/tp",kind="dimension"\} (\d+)$', text, re.M))
     assert begun == {str(rank): "5" if rank == 3 else "6" for rank in range(8)}, text
     waits = dict(re.findall(r'^devicemesh_running_call_seconds\{pid="\d+",job_id="[^"]*",rank="(\d)",group="mesh/tp",kind="dimension"\} (\S+)$', text, re.M))
