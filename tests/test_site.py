@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from support import pinned
 from support.browser import chromium, measured
 from support.paths import ROOT
 from support.processes import run
@@ -156,16 +157,16 @@ def test_links_and_names_are_no_files_of_other_hosts(build, tmp_path):
     assert build.foreign(tmp_path) == []
 
 
-def test_only_a_missing_network_lets_the_tests_skip(build):
+def test_only_a_missing_network_lets_the_tests_skip():
     """pip's words for a missing network are told from those for a package that has another hash."""
     retry = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('HTTPSConnectionPool(...'\n"
     none = "ERROR: Could not find a version that satisfies the requirement babel==2.19.0 (from versions: none)\n"
     disk = "ERROR: Could not install packages due to an OSError: "
-    assert build.is_offline(retry + none)
-    assert build.is_offline(disk + "HTTPSConnectionPool(host='files.pythonhosted.org', port=443): Max retries exceeded with url: /x\n")
-    assert not build.is_offline(none)
+    assert pinned.is_offline(retry + none)
+    assert pinned.is_offline(disk + "HTTPSConnectionPool(host='files.pythonhosted.org', port=443): Max retries exceeded with url: /x\n")
+    assert not pinned.is_offline(none)
     for told in ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n", disk + "[Errno 28] No space left\n"):
-        assert not build.is_offline(told) and not build.is_offline(retry + told), told
+        assert not pinned.is_offline(told) and not pinned.is_offline(retry + told), told
 
 
 RUSTDOC = '''<nav class="sidebar"><ul><li><a href="#method.size">size</a></li></ul></nav>

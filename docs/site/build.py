@@ -50,14 +50,6 @@ def run(*command, **options):
         sys.exit(done.returncode)
 
 
-def is_offline(told):
-    """Whether pip's output says that pip reached no index. A hash that differs, a version that no index
-    has or a full disk is an error, which nobody should miss."""
-    _, retried, last = told.rpartition("connection broken by")
-    end = last.partition("\n")[2] if retried else told
-    return bool(retried) and "(from versions: none)" in end or bool(re.search("Max retries exceeded|Read timed out", end))
-
-
 def site_python():
     """Returns the interpreter of target/site-venv, and first installs the packages of requirements.txt
     if they are missing."""
@@ -69,8 +61,9 @@ def site_python():
     except Failed as why:
         told = str(why)
         print(told.strip()[-2000:])
-        print(f"no Sphinx: pip {'reaches no index for' if is_offline(told) else 'cannot install'} docs/site/requirements.txt")
-        sys.exit(UNAVAILABLE if is_offline(told) else 1)
+        is_offline = pinned.is_offline(told)
+        print(f"no Sphinx: pip {'reaches no index for' if is_offline else 'cannot install'} docs/site/requirements.txt")
+        sys.exit(UNAVAILABLE if is_offline else 1)
 
 
 def doxygen(folder):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from .paths import ROOT, TARGET
-from .pinned import Unavailable
+from .pinned import Unavailable, fetched_by_pip
 from .processes import run
 
 PACKAGE = ROOT / "bindings/jax"
@@ -32,9 +32,7 @@ def install(folder, pins, name):
     if complete.exists() and complete.read_text() == "\n".join(pins):
         return
     command = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", *pins]
-    done = run(*command, code=None, timeout=600, merged=True)
-    if done.returncode != 0:
-        raise Unavailable(f"pip could not install {'; '.join(pins)} into {folder}: {done.stdout.strip().splitlines()[-1:]}")
+    fetched_by_pip(*command)
     complete.write_text("\n".join(pins))
 
 

@@ -25,6 +25,25 @@ class Unavailable(unittest.SkipTest):
     """This machine cannot run a test; the message says why. pytest skips the test."""
 
 
+def is_offline(told):
+    """Whether pip's output says that pip reached no index. A hash that differs, a version that no index
+    has or a full disk is an error, which nobody should miss."""
+    _, retried, last = told.rpartition("connection broken by")
+    end = last.partition("\n")[2] if retried else told
+    return bool(retried) and "(from versions: none)" in end or bool(re.search("Max retries exceeded|Read timed out", end))
+
+
+def fetched_by_pip(*command, timeout=600):
+    """Runs a pip that fetches packages. Raises Unavailable where pip reaches no index, and Failed where it
+    fails in another way."""
+    try:
+        run(*command, timeout=timeout, merged=True)
+    except Failed as failed:
+        if is_offline(str(failed)):
+            raise Unavailable(f"pip reaches no index: {' '.join(str(failed).split())[-300:]}") from None
+        raise
+
+
 def pip():
     """Returns the command of a pip that works here. In a virtual environment that has a pip, as
     under tests/run.py, it is that pip. Otherwise it is the pip of target/venv, or the interpreter's
@@ -72,12 +91,13 @@ def virtual_environment(name, requirements, *options):
 
 def install(folder, *pins):
     """Installs pinned packages into a folder of modules, unless the folder has them. The caller
-    holds a lock."""
+    holds a lock. Raises Unavailable without a network, and Failed where pip fails otherwise."""
     complete = folder / "complete"
     if complete.exists() and complete.read_text() == "\n".join(pins):
         return
     shutil.rmtree(folder, ignore_errors=True)
-    run(*pip(), "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--target", folder, *pins, timeout=850)
+    command = [*pip(), "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--target", folder, *pins]
+    fetched_by_pip(*command, timeout=850)
     complete.write_text("\n".join(pins))
 
 
