@@ -15,7 +15,7 @@ from lost_ranks.job import HOST
 from lost_ranks.verdict import named
 from netlab import Lab
 from netranks import Rank
-from support.processes import environment, kill_all, starvation
+from support.processes import environment, kill_all, starvation, waits
 
 # How many milliseconds a host may say nothing before it counts as lost.
 SILENCE = "DM_HOST_TIMEOUT_MS"
@@ -83,7 +83,7 @@ class HostRank(Rank):
     """One rank. `moment` is when its last call ended (CLOCK_MONOTONIC)."""
 
     def __init__(self, program, lab, host, rank, size, timeout, variables, without):
-        self.lab, self.host, self.rank, self.timeout, self.unread, self.starved, self.moment = lab, host, rank, timeout, b"", 0.0, 0.0
+        self.lab, self.host, self.rank, self.timeout, self.unread, self.waits, self.moment = lab, host, rank, timeout, b"", {}, 0.0
         address, port = lab.address()
         about = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": port, HOST: host, **variables}
         about = {name: value for name, value in about.items() if name not in without}
@@ -144,10 +144,14 @@ class HostJob:
 
 class Watch:
     """Measures how soon after an event the ranks know. On a busy machine they may know later by the
-    time for which they waited for a processor."""
+    time for which they waited for a processor, or the test did, which makes the event."""
 
     def __init__(self, lab):
-        self.lab, self.starved, self.began = lab, starvation(lab.pids()), time.monotonic()
+        self.lab = lab
+        self.waits, self.began = waits(self.pids()), time.monotonic()
+
+    def pids(self):
+        return [os.getpid(), *self.lab.pids()]
 
     def knows(self, rank, statuses, within, names=None, among=None, said=()):
         """The call of the rank fails with one of these statuses, at most `within` seconds after the
@@ -155,7 +159,7 @@ class Watch:
         status, took, message = rank.result()
         assert status in [f"DM_STATUS_{each}" for each in statuses.split()], f"rank {rank.rank}: {status} {message}, expected {statuses}"
         late = min(rank.moment - self.began, took)
-        starved = max(0.0, starvation(self.lab.pids()) - self.starved)
+        starved = starvation(self.waits, self.pids())
         assert late <= within + starved, (
             f"rank {rank.rank} knew after {late:.3f} s, expected {within} s and {starved:.3f} s of waiting for processors: {message}"
         )

@@ -16,7 +16,7 @@ import pytest
 from netlab import Lab
 from netranks import PATIENCE, Rank
 from support.pinned import Unavailable
-from support.processes import starvation, wait_until
+from support.processes import starvation, wait_until, waits
 
 PORT = 29500  # every lab has networks of its own
 PHASES = ("join", "init", "barrier")
@@ -209,7 +209,7 @@ def test_short_timeout(lab):
     for rank in ranks:
         rank.well()
     lab.cut("alpha")
-    starved = starvation(lab.pids())
+    before = waits(lab.pids())
     for rank in ranks[1:]:
         rank.start("hurry")
     seconds = []

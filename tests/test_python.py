@@ -116,6 +116,7 @@ def test_interrupted(python, tmp_path, mode):
     file = tmp_path / "go on"
     process = subprocess.Popen([TOOL, "run", "-n", "2", "--", python, "tests/interrupted.py", mode, file], cwd=PACKAGE,
                                stdout=subprocess.PIPE, text=True, env=processes.environment(**OURS))
+    pids = lambda: [os.getpid(), *processes.marked(os.environ[processes.MARK])]
     # Ends ranks that never say anything, which closes the pipe.
     deadline = threading.Timer(120, process.terminate)
     deadline.start()
@@ -124,7 +125,7 @@ def test_interrupted(python, tmp_path, mode):
         for line in process.stdout:
             lines.append(line.strip())
             if line.startswith("blocked"):
-                sent = time.monotonic()
+                before, sent = processes.waits(pids()), time.monotonic()
                 number = signal.SIGTERM if mode == "terminated" else signal.SIGINT
                 os.kill(int(line.split()[1]), number)
                 if mode in ("own handler", "terminated"):
@@ -133,6 +134,7 @@ def test_interrupted(python, tmp_path, mode):
                     os.kill(int(line.split()[1]), number)
             elif line.startswith(("KeyboardInterrupt", "AbortedError", "returned")):
                 took = time.monotonic() - sent
+                starved = processes.starvation(before, pids())
                 file.touch()
         code = process.wait(timeout=60)
     finally:
@@ -142,7 +144,7 @@ def test_interrupted(python, tmp_path, mode):
     assert code == 0 and any(line.startswith(ours) for line in lines), (code, lines)
     assert theirs is None or any(line.startswith(f"peer {theirs}") for line in lines), lines
     assert "descriptor -1" in lines, "the wakeup descriptor was put back"
-    assert took < 2, took
+    assert took < 2 + starved, f"{took:.3f} s, of which {starved:.3f} s may be waiting for processors"
 
 
 @pytest.mark.parametrize("mode", JOINS)

@@ -104,7 +104,12 @@ def strike(job, death):
             job.pump(lambda: False, time.monotonic() + 0.01)
             calm = calm + 1 if waits_in_the_store(job, death.victim) else 0
     elif not death.outside:
-        if not job.pump(lambda: victim.dying is not None or failed(), until) or victim.dying is None:
+        def dies():
+            if victim.dying is not None or failed():
+                return True
+            job.begin_watch()
+            return False
+        if not job.pump(dies, until) or victim.dying is None:
             return None, f"rank {death.victim} did not come to {death.phase}: {victim.phase()}, error {victim.error}"
         return victim.dying, ""
     else:
@@ -115,13 +120,15 @@ def strike(job, death):
     early = [(rank.number, rank.error) for rank in others if rank.error]
     if early:
         return None, f"errors before the death: {early}"
+    job.begin_watch()
     moment = time.monotonic()
     victim.process.send_signal(SIGNALS[death.how])
     return moment, ""
 
 
 def watch(job, death, moment, outcome):
-    """Waits for the survivors' errors and ends."""
+    """Waits for the survivors' errors and ends. Returns for how many seconds the ranks have waited for a
+    processor."""
     survivors = [rank for rank in job.ranks.values() if rank.number != death.victim]
     timeout = death.timeout_ms() / 1000
     limit = max(NOTICE, timeout * STOP_SHARE + STOP_EXTRA + STARVATION if death.timeout_ms() != LONG_MS else 0) + LEAVE
@@ -135,17 +142,20 @@ def watch(job, death, moment, outcome):
         return len(ended) == len(survivors)
 
     if not job.pump(all_ended, until):
-        for rank in [rank for rank in survivors if rank.open]:
-            outcome.complaints.append(
-                f"rank {rank.number} still runs {limit + 1:.1f} s after the death: {rank.phase()}, error {rank.error}")
-            if sum("stacks" in text for text in outcome.complaints) < 2:
-                outcome.complaints.append(job.stacks(rank.number))
+        job.pump(all_ended, until + job.starved())
+    starved = job.starved()
+    for rank in [rank for rank in survivors if rank.open]:
+        outcome.complaints.append(f"rank {rank.number} still runs {time.monotonic() - moment:.1f} s after the death, of which the ranks waited "
+                                  f"{starved:.1f} s for processors: {rank.phase()}, error {rank.error}")
+        if sum("stacks" in text for text in outcome.complaints) < 2:
+            outcome.complaints.append(job.stacks(rank.number))
     for rank in survivors:
         if rank.open:
             continue
         rank.process.wait(timeout=10)
-        if rank.error and ended[rank.number] - rank.error[1] > LEAVE:
+        if rank.error and ended[rank.number] - rank.error[1] > LEAVE + starved:
             outcome.complaints.append(f"rank {rank.number} took {ended[rank.number] - rank.error[1]:.3f} s to leave after its error")
+    return starved
 
 
 def start_again(program, death, port, file, outcome):
@@ -180,7 +190,7 @@ def suffer(program, death, port, folder, again=True):
             outcome.complaints.append(complaint)
             outcome.complaints += [f"rank {rank.number}: {rank.phase()} {rank.error} {rank.other}" for rank in job.ranks.values()]
             return outcome
-        watch(job, death, moment, outcome)
+        starved = watch(job, death, moment, outcome)
         still = [rank.number for rank in job.ranks.values() if rank.open and rank.number != death.victim]
         job.end()
         victim = job.ranks[death.victim]
@@ -189,7 +199,7 @@ def suffer(program, death, port, folder, again=True):
         for number in still:
             del job.ranks[number]  # `watch` has complained about it
         maybe_absent = death.absent < 0 and outcome.phase in ("start", "join")
-        complaints, outcome.notice = judge(job, death, moment, maybe_absent)
+        complaints, outcome.notice = judge(job, death, moment, maybe_absent, starved)
         outcome.complaints += complaints
         left = marked(job.mark, MARK)
     if left:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from hostranks import SILENCE, Network
-from support.processes import marked, starvation
+from support.processes import marked, starvation, waits
 
 from .death import PATIENCE, Outcome
 from .job import MARK, Job
@@ -208,7 +208,7 @@ def suffer(program, fault, folder, seed, again):
                 ends_well(job, "the job", 4 * PATIENCE, outcome)
             return outcome
         with started(program, fault, lab) as job:
-            starved = starvation(lab.pids())
+            before = waits(lab.pids())
             moment = strike(job, fault, lab, outcome)
             if moment is None:
                 return outcome
@@ -218,7 +218,7 @@ def suffer(program, fault, folder, seed, again):
             if not job.pump(lambda: not any(rank.open for rank in left), moment + longest + LEAVE + 5):
                 for rank in [rank for rank in left if rank.open][:2]:
                     outcome.complaints += [f"rank {rank.number} still runs: {rank.phase()}, error {rank.error}", job.stacks(rank.number)]
-            starved = max(0.0, starvation(lab.pids()) - starved)
+            starved = starvation(before, lab.pids())
             job.end()
             outcome.phase, outcome.survivors = job.ranks[fault.victim].phase(moment)[0], len(left)
             complaints, outcome.notice = judge(job, fault, moment, starved)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from support.processes import environment
+from support.processes import environment, starvation, waits
 
 # The variable by which the processes of one job are found.
 MARK = "LIBDEVICEMESH_JOB"
@@ -79,6 +79,7 @@ class Job:
             self.variables["DM_INIT"] = f"file://{file}"
         self.selector = selectors.DefaultSelector()
         self.ranks = {}
+        self.waits = {}
         self.started = time.monotonic()
         for number in range(size):
             if number not in held:
@@ -106,6 +107,19 @@ class Job:
                     key.data.open = False
                     self.selector.unregister(key.fileobj)
         return True
+
+    def pids(self):
+        """The processes whose waits for a processor make the ranks late: the ranks, and this one."""
+        return [os.getpid(), *(rank.process.pid for rank in self.ranks.values())]
+
+    def begin_watch(self):
+        """Has `starved` count from now on."""
+        self.waits = waits(self.pids())
+
+    def starved(self):
+        """Seconds for which the ranks have waited for a processor. Nobody may have waited for the end of
+        a rank since, because the time of a process is lost then."""
+        return starvation(self.waits, self.pids())
 
     def stacks(self, number):
         """The stacks of a rank's threads, which show where it hangs."""

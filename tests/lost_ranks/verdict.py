@@ -62,9 +62,10 @@ def last_arrival(survivors, at):
     return max(rank.phase(at)[1] for rank in survivors)
 
 
-def judge(job, death, moment, absent):
+def judge(job, death, moment, absent, starved):
     """Complaints about the survivors of a job, and the slowest notice in seconds. `absent`:
-    whether the lost rank may not have reached the store."""
+    whether the lost rank may not have reached the store. `starved`: the seconds for which the ranks
+    waited for a processor, by which they may be later."""
     complaints, slowest, victim = [], 0.0, death.victim
     timeout = death.timeout_ms() / 1000
     lost = STOPPED if death.how == "stop" else ENDED
@@ -95,8 +96,8 @@ def judge(job, death, moment, absent):
             complaints.append(f"{line}: before the death")
         elif condition is None or (condition == "served" and not store_gone(job, death, at)) or (condition == "absent" and not absent):
             complaints.append(f"{line}: this status is not allowed there")
-        elif notice > bound:
-            complaints.append(f"{line}: later than {bound:.2f} s")
+        elif notice > bound + starved:
+            complaints.append(f"{line}: later than {bound:.2f} s and {starved:.2f} s of waiting for processors")
         if not (leads_to(job, rank, victim, set()) or lost == STOPPED and cut_short(job, rank)):
             complaints.append(f"{line}: names {sorted(named(message)) or 'nobody'}, not rank {victim}")
     return complaints, slowest

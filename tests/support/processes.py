@@ -156,16 +156,21 @@ def gone(pid):
         return True
 
 
-def starvation(pids):
-    """Seconds that the threads of these processes were ready to run and waited for a processor."""
-    total = 0
+def waits(pids):
+    """For each thread of these processes the seconds for which it was ready to run and waited for a
+    processor, by the path of its file in /proc."""
+    found = {}
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            try:
-                total += int(task.read_text().split()[1])
-            except OSError:
-                continue
-    return total / 1e9
+            with contextlib.suppress(OSError):
+                found[task] = int(task.read_text().split()[1]) / 1e9
+    return found
+
+
+def starvation(before, pids):
+    """Seconds for which the threads of these processes have waited for a processor since waits(pids)
+    was `before`. The time of a thread that has ended is lost, and takes nothing from the others'."""
+    return sum(max(0.0, seconds - before.get(task, 0.0)) for task, seconds in waits(pids).items())
 
 
 def wait_until(condition, what, patience=60):
