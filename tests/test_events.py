@@ -25,7 +25,8 @@ class Watched:
     def __init__(self, ranks):
         self.ranks, self.lines = list(ranks), [[] for _ in ranks]
         self.readers = [threading.Thread(target=self.read, args=place, daemon=True) for place in enumerate(self.ranks)]
-        for reader in self.readers:
+        for process, reader in zip(self.ranks, self.readers):
+            process.readers = [reader]
             reader.start()
 
     def read(self, rank, process):

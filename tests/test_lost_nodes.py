@@ -44,6 +44,7 @@ class Nodes(Lab):
         self.tools[host] = self.spawn(host, [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       text=True, env=environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **variables))
         reader = threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True)
+        self.tools[host].readers = [reader]
         reader.start()
         self.readers.append((self.tools[host], reader))
 

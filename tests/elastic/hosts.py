@@ -42,7 +42,8 @@ class HostJob(Job):
             self.ranks.append(self.lab.spawn(host_of(rank), [str(program), "--events", *map(str, arguments)], stdout=subprocess.PIPE,
                                              stderr=subprocess.STDOUT, env=environment(**variables)))
         self.readers = [threading.Thread(target=self.read_from, args=(process,), daemon=True) for process in self.ranks]
-        for reader in self.readers:
+        for process, reader in zip(self.ranks, self.readers):
+            process.readers = [reader]
             reader.start()
 
     def read_from(self, process):

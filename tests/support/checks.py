@@ -39,6 +39,8 @@ class Job:
             for rank in range(size)
             for kind in ("stdout", "stderr")
         ]
+        for rank, process in enumerate(self.ranks):
+            process.readers = self.readers[2 * rank:2 * rank + 2]
         for reader in self.readers:
             reader.start()
 
@@ -62,16 +64,11 @@ class Job:
                 except subprocess.TimeoutExpired:
                     raise AssertionError(f"rank {rank} has not ended after {patience} s\n{self}") from None
                 # The process may end before the threads here have read its last lines.
-                for reader in self.readers[2 * rank:2 * rank + 2]:
+                for reader in process.readers:
                     reader.join(timeout=max(0.1, end - time.monotonic()))
         return [None if rank in but else process.returncode for rank, process in enumerate(self.ranks)]
 
     def end(self):
-        for process in self.ranks:
-            process.kill()
-        # The threads read the pipes until the ranks have ended.
-        for reader in self.readers:
-            reader.join(timeout=10)
         processes.kill_all(self.ranks)
 
     def __str__(self):

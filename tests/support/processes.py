@@ -14,6 +14,8 @@ from .paths import ROOT, TOOL
 MARK = "LIBDEVICEMESH_TESTED_BY"
 # A variable of all processes of a gate. A gate may run beside the tests (.ci/run).
 GATE = "LIBDEVICEMESH_GATE"
+# The threads that read the outputs of processes end within this many seconds after the processes.
+READERS_END = 5.0
 
 
 class Failed(AssertionError):
@@ -79,6 +81,7 @@ def rest_of(process, timeout):
                 rest[at] += line
 
     readers = [threading.Thread(target=read, args=(at,), daemon=True) for at in (0, 1) if pipes[at] and not pipes[at].closed]
+    process.readers = readers
     for reader in readers:
         reader.start()
     try:
@@ -107,12 +110,20 @@ def end_group(process):
 
 
 def kill_all(processes):
-    """Kills the processes that still run, waits for all of them, and closes their pipes."""
+    """Kills the processes that still run, waits for all of them, and closes their pipes.
+
+    An output stays open while a thread of `process.readers` reads it, because another process may
+    hold its other end, and to close the output would wait for the end of that process."""
     for process in processes:
         process.kill()
+    until = time.monotonic() + READERS_END
     for process in processes:
         process.wait()
-        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+        readers = getattr(process, "readers", [])
+        for reader in readers:
+            reader.join(max(0.0, until - time.monotonic()))
+        outputs = () if any(reader.is_alive() for reader in readers) else (process.stdout, process.stderr)
+        for pipe in filter(None, (process.stdin, *outputs)):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
