@@ -15,7 +15,7 @@ import time
 import pytest
 
 from support.paths import TOOL
-from support.processes import MARK, children, environment, gone, kill_all, marked, run, state_and_parent, wait_until
+from support.processes import MARK, children, environment, gone, kill_all, marked, rest_of, run, state_and_parent, wait_until
 from support.tool import PATIENCE, ends, is_full
 
 # This many seconds after the tool is killed, no process is left. The machine may be busy.
@@ -37,8 +37,8 @@ def start():
         mark = f"ends-{os.getpid()}-{time.monotonic_ns()}"
         command = [TOOL, "run", "-n", str(ranks), *options, "--", "/bin/sh", "-c", script]
         tool = subprocess.Popen(
-            command, env=environment(without=["NO_COLOR"], **{MARK + "_END": mark}), process_group=how.pop("group", 0), text=True,
-            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how})
+            command, env=environment(without=["NO_COLOR"], **{MARK + "_END": mark}), text=True,
+            preexec_fn=how.pop("preexec_fn", os.setpgrp), **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how})
         tool.mark = mark
         started.append(tool)
         return tool
@@ -97,7 +97,7 @@ def test_nothing_outlives_a_killed_tool(start, kill):
         assert "dm-ranks" in err and "was killed by signal 9 (SIGKILL); all ranks are ended" in err, err
     else:
         # A rank that the tool kills at its own end has not failed.
-        assert tool.communicate() == ("", "")
+        assert rest_of(tool, PATIENCE) == ("", "")
 
 
 def test_nothing_outlives_a_killed_tool_that_cannot_write(start):
@@ -200,7 +200,7 @@ def on_terminal(start, ranks, script, *options, tostop=False):
         settings = termios.tcgetattr(theirs)
         settings[3] |= termios.TOSTOP
         termios.tcsetattr(theirs, termios.TCSANOW, settings)
-    tool = start(ranks, script, *options, group=None, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=log_in)
+    tool = start(ranks, script, *options, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=log_in)
     os.close(theirs)
     return tool, ours
 

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from support.processes import environment, run
+from support.processes import environment, rest_of, run
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z devicemesh (error|warn|info|debug) (rank \d+|pid \d+): ([ -~]+)")
 
@@ -98,7 +98,7 @@ def test_lost_rank(logs, start_ranks):
         assert rank.stdout.readline() == "ready\n"
     os.kill(ranks[2].pid, signal.SIGKILL)
     for number in (0, 1):
-        output = ranks[number].communicate(timeout=120)[0]
+        output, _ = rest_of(ranks[number], 120)
         warned = texts(output, "warn")
         assert ranks[number].returncode == 0, output
         assert sum(text.startswith("rank 2 is lost (") for text in warned) == 1, warned

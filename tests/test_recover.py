@@ -14,7 +14,7 @@ import pytest
 
 from support.healing import Job, check_comes_back
 from support.paths import LIBRARY, LINK, ROOT, TOOL
-from support.processes import end_group, environment, words
+from support.processes import end_group, environment, rest_of, words
 
 @pytest.fixture
 def heal(programs):
@@ -87,11 +87,13 @@ def test_rank_0_is_killed_that_serves_the_store(programs, start_ranks):
     so."""
     ranks = start_ranks([programs.c("examples/recover.c", name="recover-example", link=LINK), 100000], 4)
     for rank in range(4):
-        while " is at step 10\n" not in ranks[rank].stdout.readline():
-            pass
+        line = ""
+        while " is at step 10\n" not in line:
+            line = ranks[rank].stdout.readline()
+            assert line, f"rank {rank} ended"
     os.kill(ranks[0].pid, signal.SIGKILL)
     for rank in (1, 2, 3):
-        output, _ = ranks[rank].communicate(timeout=120)
+        output, _ = rest_of(ranks[rank], 120)
         assert ranks[rank].returncode == 1, f"rank {rank}: {output}"
         assert re.match(rf"rank {rank}: dm_recover: .*rank 0", output.splitlines()[-1]), output
 
