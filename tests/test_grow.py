@@ -4,6 +4,7 @@ tests/c/programs/grow.c checks every communicator after each recovery."""
 
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -13,6 +14,9 @@ import pytest
 from support.paths import LINK
 from support.processes import environment, kill_all, words
 
+# A job says what a test waits for within this many seconds, also on a busy machine.
+PATIENCE = 100
+
 
 class Job:
     """Ranks that were started by environment variables at one address, and may be started later,
@@ -21,9 +25,8 @@ class Job:
     def __init__(self, program, folder, port, arguments=(0, ""), **variables):
         self.program, self.folder, self.arguments = program, folder, arguments
         self.variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
-        self.processes, self.said, self.lines = {}, [], {}
-        reader, self.writer = os.pipe()
-        self.reader = os.fdopen(reader)
+        self.processes, self.said, self.lines, self.unread = {}, [], {}, b""
+        self.reader, self.writer = os.pipe()
 
     def start(self, ranks, size, join="running", words_of=None):
         """Starts processes of these ranks, which believe that the world has `size` ranks."""
@@ -37,13 +40,25 @@ class Job:
 
     def wait_for(self, ranks, pattern):
         """Reads until each of these ranks has said something that fits, after what it was waited for before."""
+        until = time.monotonic() + PATIENCE
         for rank in ranks:
             while not self.has_said(rank, pattern):
-                line = self.reader.readline()
+                line = self.line(until)
+                assert line, f"rank {rank} has not said {pattern!r} within {PATIENCE} s:\n{''.join(self.said)}"
                 self.said.append(line)
                 found = re.match(r"rank (\d+) (.*)", line)
                 if found:
                     self.lines.setdefault(int(found.group(1)), []).append(found.group(2))
+
+    def line(self, until):
+        """The next line that a rank has said; nothing where none comes until this moment. The pipe does
+        not end with the ranks, because this process may start others that write to it."""
+        while b"\n" not in self.unread:
+            if not select.select([self.reader], [], [], max(0.0, until - time.monotonic()))[0]:
+                return ""
+            self.unread += os.read(self.reader, 1 << 16)
+        line, _, self.unread = self.unread.partition(b"\n")
+        return line.decode() + "\n"
 
     def has_said(self, rank, pattern):
         lines = self.lines.get(rank, [])
@@ -68,7 +83,7 @@ class Job:
     def close(self):
         kill_all([process for processes in self.processes.values() for process in processes])
         os.close(self.writer)
-        self.reader.close()
+        os.close(self.reader)
 
 
 @pytest.fixture
@@ -156,8 +171,7 @@ def test_max_size(grow):
 def test_a_loss_and_growth_in_one_recovery(grow):
     job = grow(how="deaf")
     job.start([4, 5], 6)
-    job.wait_for([4, 5], "knocks")
-    time.sleep(0.5)
+    job.wait_for([0], "sees 2 at the door")
     job.kill(3)
     job.wait_for([0, 1, 4, 5], is_at(1, 2, "0 1 4 5", lost="3", joined="4 5", world=6).replace("lost 3", "lost (?:3|nobody)"))
     job.wait_for([2], "waits outside the mesh of epoch 1")
@@ -225,8 +239,7 @@ def test_a_second_try_takes_nobody_for_lost_who_has_replaced_a_lost_rank(grow):
     job = grow(how="deaf brief")
     first = job.processes[3][-1]
     job.start([3], 4)
-    job.wait_for([3], "knocks")
-    time.sleep(0.5)
+    job.wait_for([0], "sees 1 at the door")
     second = job.processes[3][-1]
     second.send_signal(signal.SIGSTOP)
     first.kill()

@@ -4,10 +4,10 @@
  *     grow FOLDER MAX_SIZE WORDS
  *
  * The ranks make steps until the file FOLDER/stop is there. WORDS has some of: "fixed" (the mesh
- * must not grow), "deaf" (the ranks do not look who waits, so only a loss begins a recovery),
- * "old" (a process asks for the mesh of the start, which it is not in), "short" (a process does
- * not wait long at the door), "brief" (a recovery may take 3 s, and is tried again). MAX_SIZE 0:
- * no limit. */
+ * must not grow), "deaf" (only a loss begins a recovery, and not a process that waits), "old" (a
+ * process asks for the mesh of the start, which it is not in), "short" (a process does not wait
+ * long at the door), "brief" (a recovery may take 3 s, and is tried again). MAX_SIZE 0: no limit.
+ * A rank of the mesh says how many processes it sees at the door. */
 #include <devicemesh.h>
 
 #include <stdarg.h>
@@ -103,7 +103,7 @@ int main(int argc, char **argv)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_recovery recovery = DM_RECOVERY_INIT;
   dm_mesh *mesh = NULL, *next = NULL;
-  int32_t size = 0;
+  int32_t size = 0, told = 0;
   int64_t steps = 0;
   setvbuf(stdout, NULL, _IOFBF, 4096);
   const char *named = getenv("RANK");
@@ -129,9 +129,12 @@ int main(int argc, char **argv)
     int32_t wanted[2] = {0, 0}, sums[2] = {0, 0};
     while (is_in && status == DM_STATUS_OK && sums[0] == 0 && sums[1] == 0) {
       dm_mesh *flat = NULL;
+      int32_t here = told;
       usleep(2000);
       wanted[1] = access(stop, F_OK) == 0;
-      if (!strstr(words, "deaf")) status = dm_waiting(options.world, &wanted[0]);
+      status = dm_waiting(options.world, &here);
+      if (here != told) say("sees %d at the door", told = here);
+      if (!strstr(words, "deaf")) wanted[0] = here;
       if (status == DM_STATUS_OK) status = dm_flatten(mesh, "all", NULL, &flat);
       if (status == DM_STATUS_OK) status = dm_all_reduce(flat, NULL, wanted, sums, 2, DM_INT32, DM_SUM, NULL);
       dm_free(flat);
