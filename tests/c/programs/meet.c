@@ -1,7 +1,7 @@
 /* One rank that makes the calls that its standard input names, one word a line. So
  * tests/test_hosts.py decides what happens in the middle of which call. The words are "join",
- * "barrier", "hurry" (a barrier within 300 ms) and "init" (a lazy mesh over all ranks, which needs
- * an agreement and no communicators). Before each call it prints "begin". After the call it prints
+ * "barrier", "hurry" (a barrier within 300 ms), "soon" (a barrier within 1100 ms) and "init" (a lazy
+ * mesh over all ranks, which needs an agreement and no communicators). Before each call it prints "begin". After the call it prints
  * the status, the milliseconds that the call took, and the message. It ends with its input.
  *
  *   meet DEVICE METHOD RANK SIZE TIMEOUT_MS LIBRARY
@@ -51,6 +51,8 @@ int main(int count, char **arguments)
       end(dm_world_barrier(options.world, 0));
     } else if (strcmp(word, "hurry") == 0) {
       end(dm_world_barrier(options.world, 300));
+    } else if (strcmp(word, "soon") == 0) {
+      end(dm_world_barrier(options.world, 1100));
     } else if (strcmp(word, "init") == 0) {
       end(dm_init(device, shape, 1, NULL, &options, &mesh));
       dm_free(mesh);
