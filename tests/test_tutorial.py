@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(900)
 def test_commands_and_outputs(tmp_path):
     text = PAGE.read_text()
     quoted = [(command, output) for block in blocks(text) for command, output in commands(block)]
+    assert quoted, "no command is found on the page"
     for (command, expected), output in zip(quoted, printed(text, tmp_path)):
         assert output.rstrip() == expected, f"{command}: tests/tutorial_page.py writes the outputs anew"
 

@@ -55,8 +55,9 @@ class Programs:
                 source = str(Path(message["target"]["src_path"]).relative_to(ROOT))
                 self.built[source] = message["executable"], Path(message["manifest_path"]).parent
 
-    def case(self, source, *arguments, variables=dict):
-        """Runs a test program. `variables()` gives what is set in its environment."""
+    def case(self, source, *arguments, variables=dict, may_skip=True):
+        """Runs a test program. `arguments` select tests, and must select one. `variables()` gives what is
+        set in its environment. Without `may_skip` a test that says "skipped: " is a failure."""
         def body():
             self.is_done.wait()
             if source not in self.built:
@@ -64,7 +65,17 @@ class Programs:
             executable, folder = self.built[source]
             # Some tests call cargo for a library or an example.
             env = {**build_variables(), **variables()}
-            return passed(run([executable, *arguments], timeout=600, cwd=folder, env=env))
+            # Without this option, a test that passes does not show that it has skipped itself.
+            output = run([executable, *arguments, "--show-output"], timeout=600, cwd=folder, env=env)
+            count = passed(output)
+            if arguments and not count:
+                raise Failure(f"{source}: {' '.join(arguments)} selects no test")
+            skipped = sorted(set(re.findall(r"^skipped: .*", output, re.M)))
+            if skipped and not may_skip:
+                raise Failure(f"{source}: {'; '.join(skipped)}")
+            for reason in skipped:
+                print(f"     rust {source}: a test {reason}", flush=True)
+            return count
         return body
 
 
@@ -111,7 +122,7 @@ def add(runner):
         case = programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"})
         runner.add(f"rust {source} apart", case, is_long=source != OF_PROCESSES[-1])
     # The other tests take the machine's UCX, where there is one.
-    runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx), is_long=True)
+    runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx, may_skip=False), is_long=True)
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)
     runner.add("rust the oldest that is promised", oldest_rust, is_long=True)
     documentation = ["cargo", "test", *WORKSPACE, "--doc"]
