@@ -5,6 +5,7 @@ ended, no process that it started may still run, its temporary folder (TMPDIR) m
 nothing new may be in /dev/shm. A test that a machine cannot run is
 skipped with the reason; no test is tried twice."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ import pytest
 from support.machine import forget_machine
 from support.paths import ROOT, SCRATCH
 from support.ports import Ports
-from support.processes import MARK, environment, gone, kill_all, marked
+from support.processes import MARK, environment, kill_all, marked
 from support.programs import Programs
 from support.ranks import Ranks
 
@@ -56,7 +57,9 @@ def new_session():
     """A folder for this session; those of sessions that have ended are removed."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     for old in SCRATCH.glob("session-*"):
-        if not Path(f"/proc/{old.name.rpartition('-')[2]}").exists():
+        # A session that has ended may have had this one's number, because containers number alike.
+        number = old.name.rpartition("-")[2]
+        if number == str(os.getpid()) or not Path(f"/proc/{number}").exists():
             shutil.rmtree(old, ignore_errors=True)
     folder = SCRATCH / f"session-{os.getpid()}"
     folder.mkdir()
@@ -116,7 +119,7 @@ def nothing_left(monkeypatch):
             break
         time.sleep(0.02)
     for pid in running:
-        if not gone(pid):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     files = sorted(path.name for path in temporary.iterdir())
     shutil.rmtree(temporary, ignore_errors=True)

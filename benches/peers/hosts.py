@@ -121,7 +121,13 @@ def streams(network, kind):
                           network.address(0), str(port), "400"], stdout=subprocess.PIPE, text=True,
                          preexec_fn=lambda: prefer(kind)) for host, word in enumerate(("serve", "measure"))
     ]
-    found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    try:
+        found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+            process.stdout.close()
     return {"bytes_per_second": sum(one["received_per_second"] for one in found), "half_round_trip": found[1]["half_round_trip"]}
 
 

@@ -29,6 +29,13 @@ class HostJob(Job):
     def __init__(self, tool, program, spares, arguments, folder):
         self.lab = Network((*HOSTS, STORE), folder)
         self.lab.__enter__()
+        try:
+            self.begin(tool, program, spares, arguments)
+        except BaseException:
+            self.lab.__exit__()
+            raise
+
+    def begin(self, tool, program, spares, arguments):
         self.size, self.mark = MESH + spares, f"elastic-{os.getpid()}-{time.monotonic_ns()}"
         self.events, self.lines, self.changed = [], [], threading.Condition()
         address = self.lab.hosts[STORE].ipv4

@@ -3,6 +3,7 @@ want it."""
 
 import fcntl
 import os
+import shutil
 
 from .paths import CC, CXX, LINK, ROOT
 from .processes import run
@@ -22,6 +23,9 @@ class Programs:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 unfinished = self.folder / f"{name}.unfinished"
+                # Where a test that wanted it before has failed, part of it may be there.
+                if unfinished.is_dir():
+                    shutil.rmtree(unfinished)
                 make(unfinished)
                 os.rename(unfinished, path)
         return path
