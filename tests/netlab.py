@@ -123,8 +123,8 @@ class Host:
         self.made.add((own_sysfs, own_pids))
 
     def end(self):
-        """Ends the holder, and closes what the test has of the host. The namespaces end then, unless
-        another process is in them."""
+        """Ends the holder, and closes what the test has of the host. The namespaces end then,
+        unless another process is in them."""
         os.kill(self.holder, signal.SIGKILL)
         os.waitpid(self.holder, 0)
         os.close(self.tun)
@@ -133,8 +133,8 @@ class Host:
             self.link.close()
 
     def inside(self):
-        """The processes in this host's network, without the holder. Some have no parent here and none of the
-        test's variables, for example the sessions of sshd."""
+        """The processes in this host's network, without the holder. Some have no parent here and
+        none of the test's variables, for example the sessions of sshd."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -309,8 +309,8 @@ class Lab:
         return self
 
     def __exit__(self, *_):
-        # A command may outlive the process that started it, and keep its pipes open. Somebody may be
-        # reading these pipes, so the commands end before the pipes are closed.
+        # A command may outlive the process that started it, and keep its pipes open. Somebody may
+        # be reading these pipes, so the commands end before the pipes are closed.
         wait_until(lambda: not self.kill_inside(), "the processes in the networks of the hosts end")
         kill_all(self.processes)
         if self.wire:
@@ -321,7 +321,8 @@ class Lab:
             host.end()
 
     def kill_inside(self):
-        """Kills the processes that are in the networks of the hosts. Gives those that had not ended."""
+        """Kills the processes that are in the networks of the hosts. Gives those that had not
+        ended."""
         living = [pid for host in self.hosts.values() for pid in host.inside() if not gone(pid)]
         for pid in living:
             with contextlib.suppress(ProcessLookupError):

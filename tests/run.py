@@ -17,9 +17,9 @@ test, add a file. A C or C++ file may begin with comments:
     /* flags: -fno-exceptions */  add to the compiler's flags
 
 pytest is installed into target/pytest-venv (tests/requirements.txt). Python tests that judge
-seconds (marked `alone`) run after the others, one at a time. LIBDEVICEMESH_BESIDE=PID names a process
-that the machine runs beside the tests (.ci/run): the tests marked `alone` wait for its end. No test is
-tried twice. SIGTERM ends the runner and all that it has started, as Ctrl-C does.
+seconds (marked `alone`) run after the others, one at a time. LIBDEVICEMESH_BESIDE=PID names a
+process that the machine runs beside the tests (.ci/run): the tests marked `alone` wait for its
+end. No test is tried twice. SIGTERM ends the runner and all that it has started, as Ctrl-C does.
 
 The last line is "N passed, N failed" (", N skipped" may follow) and counts each test of Rust and
 each case of pytest. The lines before it name the cases that failed.
@@ -139,8 +139,8 @@ def started():
 
 
 def kill_started():
-    """Kills what the runner has started. A thread of the runner may start another process meanwhile, so
-    this looks twice."""
+    """Kills what the runner has started. A thread of the runner may start another process
+    meanwhile, so this looks twice."""
     calm = 0
     while calm < 2:
         left = started()
@@ -152,9 +152,10 @@ def kill_started():
 
 
 def stop(number, _):
-    """Ends what the runner has started, and then the runner, by this signal. pytest lets the fixtures of
-    the tests end their processes, after a SIGINT to it and its workers. A terminal sends this SIGINT to
-    the runner's process group, and another signal reaches the runner alone."""
+    """Ends what the runner has started, and then the runner, by this signal. pytest lets the
+    fixtures of the tests end their processes, after a SIGINT to it and its workers. A terminal
+    sends this SIGINT to the runner's process group, and another signal reaches the runner
+    alone."""
     for again in (signal.SIGINT, signal.SIGTERM):
         signal.signal(again, signal.SIG_IGN)
     IS_STOPPED.set()
@@ -196,8 +197,8 @@ def count_python_tests(runner, command, what, marks, *arguments):
     if not report.exists():
         raise Failure(f"exit code {done.returncode}, and no report")
     suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-    # pytest exits with 1 when tests failed and with 5 when it has selected none, which is right only
-    # where few tests are asked for. The exit code alone tells of anything else.
+    # pytest exits with 1 when tests failed and with 5 when it has selected none, which is right
+    # only where few tests are asked for. The exit code alone tells of anything else.
     codes = (0, 1, 5) if runner.options.k or marks == "alone" else (0, 1)
     with runner.lock:
         for suite in suites:

@@ -208,8 +208,8 @@ def interrupted(step, *command):
     """Runs a command on a terminal and presses Ctrl-C in this step of a check. Gives the exit code
     and what is on the terminal then."""
     def log_in():
-        # A shell starts background jobs with this signal ignored. The check would ignore it, too, and
-        # measure until it is done.
+        # A shell starts background jobs with this signal ignored. The check would ignore it, too,
+        # and measure until it is done.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         ioctl(0, termios.TIOCSCTTY, 0)
 

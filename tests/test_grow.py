@@ -51,8 +51,8 @@ class Job:
                     self.lines.setdefault(int(found.group(1)), []).append(found.group(2))
 
     def line(self, until):
-        """The next line that a rank has said; nothing where none comes until this moment. The pipe does
-        not end with the ranks, because this process may start others that write to it."""
+        """The next line that a rank has said; nothing where none comes until this moment. The pipe
+        does not end with the ranks, because this process may start others that write to it."""
         while b"\n" not in self.unread:
             if not select.select([self.reader], [], [], max(0.0, until - time.monotonic()))[0]:
                 return ""

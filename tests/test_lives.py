@@ -111,8 +111,8 @@ def test_joining_again(start, how):
 
 
 def test_a_port_that_a_connection_holds(start):
-    """The ranks need the port's number when the connection has ended, so nobody holds it for them then.
-    Another process may get it, although the kernel seldom gives a number again so soon."""
+    """The ranks need the port's number when the connection has ended, so nobody holds it for them
+    then. Another process may get it, although the kernel seldom gives a number again so soon."""
     with socket.socket() as listener, socket.socket() as holder:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

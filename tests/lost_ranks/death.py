@@ -127,8 +127,8 @@ def strike(job, death):
 
 
 def watch(job, death, moment, outcome):
-    """Waits for the survivors' errors and ends. Returns for how many seconds the ranks have waited for a
-    processor."""
+    """Waits for the survivors' errors and ends. Returns for how many seconds the ranks have waited
+    for a processor."""
     survivors = [rank for rank in job.ranks.values() if rank.number != death.victim]
     timeout = death.timeout_ms() / 1000
     limit = max(NOTICE, timeout * STOP_SHARE + STOP_EXTRA + STARVATION if death.timeout_ms() != LONG_MS else 0) + LEAVE

@@ -109,7 +109,8 @@ class Job:
         return True
 
     def pids(self):
-        """The processes whose waits for a processor make the ranks late: the ranks, and this one."""
+        """The processes whose waits for a processor make the ranks late: the ranks, and this
+        one."""
         return [os.getpid(), *(rank.process.pid for rank in self.ranks.values())]
 
     def begin_watch(self):
@@ -117,8 +118,8 @@ class Job:
         self.waits = waits(self.pids())
 
     def starved(self):
-        """Seconds for which the ranks have waited for a processor. Nobody may have waited for the end of
-        a rank since, because the time of a process is lost then."""
+        """Seconds for which the ranks have waited for a processor. Nobody may have waited for the
+        end of a rank since, because the time of a process is lost then."""
         return starvation(self.waits, self.pids())
 
     def stacks(self, number):

@@ -64,8 +64,8 @@ def last_arrival(survivors, at):
 
 def judge(job, death, moment, absent, starved):
     """Complaints about the survivors of a job, and the slowest notice in seconds. `absent`:
-    whether the lost rank may not have reached the store. `starved`: the seconds for which the ranks
-    waited for a processor, by which they may be later."""
+    whether the lost rank may not have reached the store. `starved`: the seconds for which the
+    ranks waited for a processor, by which they may be later."""
     complaints, slowest, victim = [], 0.0, death.victim
     timeout = death.timeout_ms() / 1000
     lost = STOPPED if death.how == "stop" else ENDED

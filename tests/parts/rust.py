@@ -56,8 +56,9 @@ class Programs:
                 self.built[source] = message["executable"], Path(message["manifest_path"]).parent
 
     def case(self, source, *arguments, variables=dict, may_skip=True):
-        """Runs a test program. `arguments` select tests, and must select one. `variables()` gives what is
-        set in its environment. Without `may_skip` a test that says "skipped: " is a failure."""
+        """Runs a test program. `arguments` select tests, and must select one. `variables()` gives
+        what is set in its environment. Without `may_skip` a test that says "skipped: " is a
+        failure."""
         def body():
             self.is_done.wait()
             if source not in self.built:

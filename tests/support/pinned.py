@@ -26,16 +26,16 @@ class Unavailable(unittest.SkipTest):
 
 
 def is_offline(told):
-    """Whether pip's output says that pip reached no index. A hash that differs, a version that no index
-    has or a full disk is an error, which nobody should miss."""
+    """Whether pip's output says that pip reached no index. A hash that differs, a version that no
+    index has or a full disk is an error, which nobody should miss."""
     _, retried, last = told.rpartition("connection broken by")
     end = last.partition("\n")[2] if retried else told
     return bool(retried) and "(from versions: none)" in end or bool(re.search("Max retries exceeded|Read timed out", end))
 
 
 def fetched_by_pip(*command, timeout=600):
-    """Runs a pip that fetches packages. Raises Unavailable where pip reaches no index, and Failed where it
-    fails in another way."""
+    """Runs a pip that fetches packages. Raises Unavailable where pip reaches no index, and Failed
+    where it fails in another way."""
     try:
         run(*command, timeout=timeout, merged=True)
     except Failed as failed:

@@ -168,8 +168,8 @@ def gone(pid):
 
 
 def waits(pids):
-    """For each thread of these processes the seconds for which it was ready to run and waited for a
-    processor, by the path of its file in /proc."""
+    """For each thread of these processes the seconds for which it was ready to run and waited for
+    a processor, by the path of its file in /proc."""
     found = {}
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -179,8 +179,9 @@ def waits(pids):
 
 
 def starvation(before, pids):
-    """Seconds for which the threads of these processes have waited for a processor since waits(pids)
-    was `before`. The time of a thread that has ended is lost, and takes nothing from the others'."""
+    """Seconds for which the threads of these processes have waited for a processor since
+    waits(pids) was `before`. The time of a thread that has ended is lost, and takes nothing from
+    the others'."""
     return sum(max(0.0, seconds - before.get(task, 0.0)) for task, seconds in waits(pids).items())
 
 
