@@ -10,13 +10,14 @@ trains or sums with what it has installed:
 
   deb           dpkg installs the four packages, and a C program is compiled against them
   tree          the tarball of the installed tree in /usr/local, and the same program
-  pip           the wheel from its file alone, in a virtual environment; a project of `devicemesh new`
+  pip           the wheel from its file alone, in a virtual environment; a project of
+                `devicemesh new`
   musl          the static tool where no C library can be found
   sources       the tarball of the sources: `make install` builds it with its own crates
   fetchcontent  the same tarball, which CMake's FetchContent unpacks and builds for tests/consumer
   sdist         the same tarball, which pip builds; a project of `devicemesh new`
-  crates        a Rust project of `devicemesh new` that uses by version the crates that crates.py packs
-                from this checkout
+  crates        a Rust project of `devicemesh new` that uses by version the crates that crates.py
+                packs from this checkout
 
 The four last roads need Rust 1.85, which Debian 13 (trixie) has. With `--suite bookworm` or
 `--suite bullseye` the other roads are taken."""

@@ -3,8 +3,8 @@ every installed file is once, and an old C library that is unpacked as it must b
 release take minutes to build, so small files stand for them here; docs/platforms.md says what was
 seen of whole releases.
 
-The bytes of a file must not follow from the machine that makes it. So the tests make it twice: in two
-folders, and with two umasks."""
+The bytes of a file must not follow from the machine that makes it. So the tests make it twice: in
+two folders, and with two umasks."""
 
 import io
 import os
@@ -205,7 +205,8 @@ def test_a_newer_c_plus_plus_library_needs_a_known_profile(tmp_path):
 
 
 def test_the_compiler_names_no_folder_of_this_machine(tmp_path, monkeypatch):
-    """The place in a panic's message is that of a crate in cargo's folder, whose name has a space."""
+    """The place in a panic's message is that of a crate in cargo's folder, whose name has a
+    space."""
     crate = write(tmp_path / "some home/registry/src/mirror-12/one-1.0/lib.rs", "pub fn third(values: &[u8]) -> u8 { values[3] }\n")
     monkeypatch.setenv("CARGO_HOME", str(tmp_path / "some home"))
     flags = binaries.remapped()

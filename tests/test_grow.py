@@ -39,7 +39,8 @@ class Job:
         return self
 
     def wait_for(self, ranks, pattern):
-        """Reads until each of these ranks has said something that fits, after what it was waited for before."""
+        """Reads until each of these ranks has said something that fits, after what it was waited
+        for before."""
         until = time.monotonic() + PATIENCE
         for rank in ranks:
             while not self.has_said(rank, pattern):

@@ -338,8 +338,8 @@ def test_an_action_that_is_not_known():
 
 
 def test_make_builds_anew_for_each_source_and_for_no_test(tmp_path):
-    """make goes by times, and cargo by what it compiles. A file that only make has on its list would
-    make `sudo make install` call cargo after each `make build`."""
+    """make goes by times, and cargo by what it compiles. A file that only make has on its list
+    would make `sudo make install` call cargo after each `make build`."""
     for name in ("libdevicemesh.so", "libhostccl.so", "devicemesh"):
         (tmp_path / name).touch()
 

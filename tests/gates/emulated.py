@@ -128,8 +128,8 @@ def gate():
 
 
 def quick():
-    """The library, the programs of QUICK and the tests of the reductions. Without optimisations cargo
-    builds in half the time."""
+    """The library, the programs of QUICK and the tests of the reductions. Without optimisations
+    cargo builds in half the time."""
     qemu = prepared()
     built(qemu, "rustc", "--package", "devicemesh", "--lib", "--crate-type", "cdylib", level=0)
     count = run_programs(qemu, lambda source, ranks: (source.suffix[1:], source.stem, ranks) in QUICK)
