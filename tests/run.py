@@ -122,8 +122,8 @@ def pytest(runner):
 
 
 def fetch_ahead(python):
-    """Starts fetching what the JAX tests need, while cargo builds. A test that needs it waits for
-    it, by a lock. The end of the runner ends it."""
+    """Starts fetching what the JAX tests need, beside the first tests. A test that needs it waits
+    for it, by a lock. The end of the runner ends it."""
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.Popen([python, "-m", "support.jax"], cwd=ROOT / "tests", **quiet)
 
@@ -296,20 +296,26 @@ def run_tests():
         return subprocess.run([*command, "--collect-only", "-q", "-m", MARKS[runner.level]], cwd=ROOT).returncode if command else 1
 
     print("building", flush=True)
-    command = pytest(runner)
-    if command and not options.k:
-        fetch_ahead(command[0])
     subprocess.run(["cargo", "build", "--release", "--quiet"], check=True)
+    command = []
+
+    def beside_the_others():
+        # pip installs pytest on one processor, so this is done beside the others, too.
+        command.extend(pytest(runner) or [])
+        if not command:
+            return
+        if not options.k:
+            fetch_ahead(command[0])
+        spread = ["-n", str(options.pytest_jobs), "--dist", "loadgroup"]
+        python_tests(runner, command, "beside the others", "not alone", *spread)
+
     # Many tests wait, so they run beside the compiler and each other.
-    spread = ["-n", str(options.pytest_jobs), "--dist", "loadgroup"]
-    beside = threading.Thread(target=python_tests, args=(runner, command, "beside the others", "not alone", *spread))
-    if command:
-        beside.start()
+    beside = threading.Thread(target=beside_the_others)
+    beside.start()
     if has_rust:
         threading.Thread(target=runner.one, args=("build the Rust tests", build_rust, False)).start()
     runner.run()
-    if command:
-        beside.join()
+    beside.join()
     if command and has_alone():
         wait_for_what_runs_beside()
         python_tests(runner, command, "alone", "alone")

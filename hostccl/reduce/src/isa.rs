@@ -26,34 +26,26 @@ pub(super) trait Isa {
 #[cfg_attr(target_arch = "aarch64", allow(dead_code))]
 pub(super) struct Plain;
 
+// On x86-64 only processors without F16C run these functions, so they do not let the crate `half` look
+// for F16C. On other processors the crate may use the hardware.
 impl Isa for Plain {
     #[inline(always)]
     unsafe fn widen_f16(source: *const u16, target: *mut f32, len: usize) {
         for i in 0..len {
-            // SAFETY: i < len, and both pointers are valid for `len` elements.
-            unsafe { target.add(i).write(f16_to_f32(f16::from_bits(source.add(i).read_unaligned()))) };
+            // SAFETY: i < len, and `source` is valid for `len` elements.
+            let value = f16::from_bits(unsafe { source.add(i).read_unaligned() });
+            let wide = if cfg!(target_arch = "x86_64") { value.to_f32_const() } else { value.to_f32() };
+            // SAFETY: i < len, and `target` is valid for `len` elements.
+            unsafe { target.add(i).write(wide) };
         }
     }
 
     #[inline(always)]
     unsafe fn narrow_f16(source: &[f32], target: *mut u16) {
         for (i, value) in source.iter().enumerate() {
+            let narrow = if cfg!(target_arch = "x86_64") { f16::from_f32_const(*value) } else { f16::from_f32(*value) };
             // SAFETY: `target` is valid for as many elements as `source` has.
-            unsafe { target.add(i).write_unaligned(f32_to_f16(*value).to_bits()) };
+            unsafe { target.add(i).write_unaligned(narrow.to_bits()) };
         }
     }
-}
-
-/// Converts one number. On x86-64 only processors without F16C run this function, so the function
-/// does not let the crate `half` look for F16C. On other processors the crate may use the
-/// hardware.
-#[inline(always)]
-fn f16_to_f32(value: f16) -> f32 {
-    if cfg!(target_arch = "x86_64") { value.to_f32_const() } else { value.to_f32() }
-}
-
-/// Rounds one number.
-#[inline(always)]
-fn f32_to_f16(value: f32) -> f16 {
-    if cfg!(target_arch = "x86_64") { f16::from_f32_const(value) } else { f16::from_f32(value) }
 }
