@@ -52,7 +52,7 @@ def main():
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     version = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
-    environment = {**os.environ, "DM_ROOT": str(ROOT), "DM_OUTPUT": str(output), "DM_VERSION": version, "DM_PYTHON": sys.executable}
+    environment = {**os.environ, "DM_OUTPUT": str(output), "DM_VERSION": version, "DM_PYTHON": sys.executable}
     settings = (ROOT / "docs/reference/Doxyfile").read_text() + (XML if is_xml else "")
     done = subprocess.run([program, "-"], input=settings, text=True, env=environment, cwd=ROOT, timeout=300)
     if done.returncode == 0:
