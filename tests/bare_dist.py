@@ -98,7 +98,7 @@ def musl(dist, work):
     return [
         "mkdir -p /empty/proc /empty/dev/shm /empty/tmp && cp /made/devicemesh /empty && mount -t proc proc /empty/proc",
         "chroot /empty /devicemesh show 2,4 replicate,shard --rank 6",
-        '/made/devicemesh run -n 4 -- /made/devicemesh check --bytes 1K >said || code=$?; tail -n 3 said; test "${code:-0}" = 0',
+        '/made/devicemesh run -n 4 -- /made/devicemesh check --sizes 1K >said || code=$?; tail -n 3 said; test "${code:-0}" = 0',
     ]
 
 

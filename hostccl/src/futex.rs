@@ -80,7 +80,7 @@ pub(crate) fn wait_any<'a>(words: impl ExactSizeIterator<Item = (&'a AtomicU32, 
 
 fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
     }
 }
@@ -91,7 +91,7 @@ fn monotonic_after(duration: Duration) -> libc::timespec {
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let nanos = now.tv_nsec + libc::c_long::from(duration.subsec_nanos());
     libc::timespec {
-        tv_sec: now.tv_sec + duration.as_secs() as libc::time_t + nanos / 1_000_000_000,
+        tv_sec: now.tv_sec + duration.as_secs() as i64 + nanos / 1_000_000_000,
         tv_nsec: nanos % 1_000_000_000,
     }
 }
