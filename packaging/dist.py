@@ -142,6 +142,17 @@ def sdist_files():
     return {"pyproject.toml": project, "PKG-INFO": build_wheel.metadata()["METADATA"]}
 
 
+# Cargo's settings in the tarball of the sources.
+VENDORED = """\
+# The crates of this release, so that cargo needs no network.
+[source.crates-io]
+replace-with = "vendor"
+
+[source.vendor]
+directory = "vendor"
+"""
+
+
 def sources(out, version, time):
     """The files of the commit, and the crates that Cargo.lock names; cargo finds the crates."""
     folder = WORK / "sources"
@@ -149,10 +160,12 @@ def sources(out, version, time):
     folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(output("git", "archive", "HEAD", cwd=ROOT))) as archive:
         archive.extractall(folder, **sysroot.AS_TAR_DOES)
-    place = output("cargo", "vendor", "--locked", "--versioned-dirs", "--quiet", "vendor", cwd=folder).decode()
-    (folder / ".cargo").mkdir(exist_ok=True)
-    with (folder / ".cargo/config.toml").open("a") as config:
-        config.write(f"# The crates of this release, so that cargo needs no network.\n{place}")
+    run("cargo", "vendor", "--locked", "--versioned-dirs", "--quiet", "vendor", cwd=folder)
+    (folder / ".cargo").mkdir()
+    (folder / ".cargo/config.toml").write_text(VENDORED)
+    # A cargo that has fetched nothing yet must find all crates there.
+    output("cargo", "metadata", "--offline", "--locked", "--format-version", "1", cwd=folder, env={**os.environ, "CARGO_HOME": str(folder / "none")})
+    shutil.rmtree(folder / "none", ignore_errors=True)
     for name, text in sdist_files().items():
         (folder / name).write_text(text)
     shutil.copy(THIRD_PARTY, folder)
