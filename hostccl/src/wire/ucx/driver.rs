@@ -120,8 +120,7 @@ pub(super) fn poll(worker: Option<&OwnedFd>, wake: &OwnedFd, timeout: Duration) 
     let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // The kernel passes over a descriptor below 0.
     let mut both = [wanted(wake.as_raw_fd()), wanted(worker.map_or(-1, AsRawFd::as_raw_fd))];
-    let timeout =
-        libc::timespec { tv_sec: timeout.as_secs().min(3600) as i64, tv_nsec: timeout.subsec_nanos().into() };
+    let timeout = libc::timespec { tv_sec: timeout.as_secs().min(3600) as i64, tv_nsec: timeout.subsec_nanos().into() };
     // SAFETY: the array and the timeout outlive the call.
     unsafe { libc::ppoll(both.as_mut_ptr(), 2, &raw const timeout, std::ptr::null()) };
     if both[0].revents != 0 {
