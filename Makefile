@@ -24,7 +24,7 @@ help:
 	@echo "make demo-elastic  a training whose ranks are killed at random, and which comes back"
 	@echo "make test      every part once, in some minutes (ARGS='-k name' for some tests)"
 	@echo "make test-all  every test"
-	@echo "make check     formatting, lints, documentation, drift of the header, imports"
+	@echo "make check     formatting, lints, documentation, drift of the header, imports, columns"
 	@echo "make dist      everything that a release consists of, in target/dist"
 	@echo "make site      the pages and references as one searchable site, in target/site/html"
 	@echo "make install   the library, headers and tool into PREFIX (/usr/local)"

@@ -22,14 +22,14 @@ The static tool also contains musl, which is under MIT: Copyright (c) 2005-2020 
 The handlers for JAX are compiled with headers of XLA, which are under Apache-2.0: Copyright The OpenXLA
 Authors.
 
-A crate that may be used under Apache-2.0 or another licence is listed with the other licence's text.
+A crate that may be used under Apache-2.0 or another licence is listed with the text of the other licence only.
 """
 FILES = re.compile(r"(un)?licen[cs]e|copying|notice|copyright", re.I)
 APACHE = re.compile(r"Apache License\s+Version 2\.0, January 2004")
 
 
 def texts(package):
-    """The licence files of a crate without that of Apache-2.0, unless the crate has no other."""
+    """The texts of a crate's licence files. The text of Apache-2.0 is left out if the crate has another licence."""
     folder = sbom.folder(package)
     found = [path.read_text(encoding="utf-8").strip() for path in sorted(folder.iterdir()) if FILES.match(path.name) and path.is_file()]
     if not found:

@@ -54,8 +54,8 @@ def releases(root):
 
 
 def release_before(root, version):
-    """The newest release before a version whose Rust API that version must keep. None before 0.2.0,
-    which was the first with an API to keep."""
+    """The newest release before a version, with which cargo-semver-checks compares its Rust API.
+    None where there is no release from 0.2.0 on."""
     before = [released for released in releases(root) if (0, 2, 0) <= numbers(released) < numbers(version)]
     return max(before, key=numbers, default=None)
 

@@ -83,8 +83,8 @@ def ipv4_request(name, address):
 class Host:
     """One host: a process that holds its namespaces and makes sockets in them for the test.
 
-    Raises Unavailable where this machine does not allow it. Once a host has been made, the next
-    host of its kind must be possible, too, and an error is a failure."""
+    Raises Unavailable where this machine does not allow it. Once this process has made a host of
+    a kind, a host of that kind that cannot be made is a failure, and no skip."""
 
     # The kinds of hosts (own_sysfs, own_pids) that this process has made.
     made = set()
@@ -311,14 +311,16 @@ class Lab:
     def __exit__(self, *_):
         # A command may outlive the process that started it, and keep its pipes open. Somebody may
         # be reading these pipes, so the commands end before the pipes are closed.
-        wait_until(lambda: not self.kill_inside(), "the processes in the networks of the hosts end")
-        kill_all(self.processes)
-        if self.wire:
-            os.kill(self.wire, signal.SIGKILL)
-            os.waitpid(self.wire, 0)
-            self.control.close()
-        for host in self.hosts.values():
-            host.end()
+        try:
+            wait_until(lambda: not self.kill_inside(), "the processes in the networks of the hosts end")
+        finally:
+            kill_all(self.processes)
+            if self.wire:
+                os.kill(self.wire, signal.SIGKILL)
+                os.waitpid(self.wire, 0)
+                self.control.close()
+            for host in self.hosts.values():
+                host.end()
 
     def kill_inside(self):
         """Kills the processes that are in the networks of the hosts. Gives those that had not

@@ -152,10 +152,10 @@ def kill_started():
 
 
 def stop(number, _):
-    """Ends what the runner has started, and then the runner, by this signal. pytest lets the
-    fixtures of the tests end their processes, after a SIGINT to it and its workers. A terminal
-    sends this SIGINT to the runner's process group, and another signal reaches the runner
-    alone."""
+    """Handles SIGINT and SIGTERM: ends what the runner has started, and then ends the runner by the
+    same signal. After a SIGINT to pytest and its workers, the fixtures of the tests end their
+    processes. A terminal sends this SIGINT to the runner's process group. Other processes send it
+    to the runner alone, so it is passed on to those that have not begun to end a second later."""
     for again in (signal.SIGINT, signal.SIGTERM):
         signal.signal(again, signal.SIG_IGN)
     IS_STOPPED.set()
@@ -181,7 +181,7 @@ def python_tests(runner, command, what, marks, *arguments):
     """Runs the Python tests that these marks select, and counts their cases."""
     try:
         count_python_tests(runner, command, what, marks, *arguments)
-    except Exception as error:  # for example a report that pytest was killed in the middle of
+    except Exception as error:  # for example: pytest was killed while it wrote the report
         with runner.lock:
             print(f"FAIL pytest, {what}: {type(error).__name__}: {error}", flush=True)
             runner.failed.append(f"pytest, {what}")
@@ -191,6 +191,7 @@ def count_python_tests(runner, command, what, marks, *arguments):
     environment = {**os.environ, "DM_LIB_DIR": str(LIBRARY), "CC": CC, "CXX": CXX}
     print(f"---- tests/test_*.py, {what}", flush=True)
     report = SCRATCH / f"pytest-{os.getpid()}.xml"
+    report.unlink(missing_ok=True)
     # pytest runs in the runner's process group, so that Ctrl-C reaches it.
     options = ["-v", "--durations=30", "--durations-min=3", f"--junitxml={report}", "-m", both(marks, MARKS[runner.level])]
     done = subprocess.run([*command, *options, *arguments], cwd=ROOT, env=environment)

@@ -3,6 +3,7 @@
 import re
 import sys
 
+from support.installing import SOVERSION
 from support.paths import LIBRARY, ROOT
 from support.processes import launch
 
@@ -22,7 +23,7 @@ print("fine")
 
 def test_example_of_the_page(tmp_path):
     example = re.search(r"```python\n(.*?)```", (ROOT / "docs/binding.md").read_text(), re.S).group(1)
-    example = example.replace('"libdevicemesh.so.0.2"', repr(str(LIBRARY / "libdevicemesh.so")))
+    example = example.replace(f'"libdevicemesh.so.{SOVERSION}"', repr(str(LIBRARY / "libdevicemesh.so")))
     before, after = example.split("check(lib.dm_finalize(mesh, None))")
     program = tmp_path / "example.py"
     program.write_text(before + CHECKS + "check(lib.dm_finalize(mesh, None))" + after)

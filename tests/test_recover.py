@@ -12,23 +12,14 @@ import time
 
 import pytest
 
-from support.healing import Job, check_comes_back
+from support.healing import check_comes_back, jobs
 from support.paths import LIBRARY, LINK, ROOT, TOOL
-from support.processes import end_group, environment, rest_of, words
+from support.processes import environment, rest_of, words
+
 
 @pytest.fixture
 def heal(programs):
-    program = programs.c("examples/recover.c", name="recover-example", link=LINK)
-    jobs = []
-
-    def start(*arguments, **options):
-        jobs.append(Job([program], *arguments, **options))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        if job.process.poll() is None:
-            end_group(job.process)
+    yield from jobs(programs)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from support.paths import TOOL
 from support.processes import environment, run
-from support.tool import HERE, PATIENCE, SLEEP, ends, line
+from support.tool import HERE, PATIENCE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting
 
 QUICK = ("--failure-grace", "0.1", "--grace-period", "1")
 # What each rank says of the store and of its job there.
@@ -39,19 +39,6 @@ def nodes(spawn, store):
     return begin
 
 
-def says(tool, text):
-    for said in tool.stderr:
-        if text in said:
-            return said
-    raise AssertionError(f"the tool has not said {text!r}")
-
-
-def waiting(tmp_path):
-    """A script whose rank ends well when there is a file, and the file."""
-    go = tmp_path / "go"
-    return f"echo $RANK $DM_JOIN; until test -e {go}; do sleep 0.02; done", go
-
-
 def test_one_job_after_the_other(nodes, store):
     """Each has a number, by which the library keeps their keys apart."""
     for number in (1, 2):
@@ -76,7 +63,7 @@ def test_ranks_of_jobs_in_one_store_meet_their_own(nodes, programs):
 
 
 def test_another_job_at_the_same_time_is_refused(nodes, spawn, store, tmp_path):
-    script, go = waiting(tmp_path)
+    script, go = waiting(tmp_path, "$RANK $DM_JOIN")
     both = nodes("-n 1", "-n 1", script=script)
     assert sorted(line(node) for node in both) == ["0", "1"]
     other = spawn(TOOL, "run", "--store", store.address, "-n", 1, "--", "true")
@@ -92,7 +79,7 @@ def test_another_job_at_the_same_time_is_refused(nodes, spawn, store, tmp_path):
 def test_any_node_may_be_lost_and_replaced(nodes, tmp_path, lost):
     """Twice, and the nodes were started in the order of their numbers, so node 0 has begun the
     job."""
-    script, go = waiting(tmp_path)
+    script, go = waiting(tmp_path, "$RANK $DM_JOIN")
     options = [f"--node-rank {number} -n 1 --restart rank --max-restarts 1" for number in (0, 1)]
     (first, ) = nodes(options[0], script=script)
     says(first, "waiting for ")
@@ -151,7 +138,7 @@ def test_the_variable_names_the_store(spawn, store):
 def test_what_is_no_store_is_refused(spawn, store, free_port, tmp_path):
     assert "cannot be used with" in ends(spawn(TOOL, "run", "--store", "a", "--rdzv-endpoint", "b", "--", "true"), 2)[1]
     # The store of another `devicemesh run`, which ends with that run.
-    script, go = waiting(tmp_path)
+    script, go = waiting(tmp_path, "$RANK $DM_JOIN")
     port = free_port()
     other = spawn(TOOL, "run", "--rdzv-endpoint", f"127.0.0.1:{port}", "-n", 1, "--", "/bin/sh", "-c", script)
     line(other)
@@ -170,8 +157,8 @@ def test_the_dry_run_names_the_store(store):
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_any_host_of_a_list_may_be_lost(spawn, store, tmp_path, lost):
-    script, go = waiting(tmp_path)
-    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat); {script}"
+    script, go = waiting(tmp_path, "$RANK $DM_JOIN")
+    script = f"echo $RANK {TOOL_OF_RANK}; {script}"
     tool = spawn(TOOL, "run", "--hosts", "127.0.0.1,127.0.0.2,127.0.0.3", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--",
                  "/bin/sh", "-c", script)
     pids = {}

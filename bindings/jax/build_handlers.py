@@ -52,8 +52,8 @@ def fetched_headers() -> Path:
 
 def compile_handlers(headers: Path, output: Path, compiler: str | None = None, link: list[str] | None = None,
                      more: tuple[str, ...] = ()) -> None:
-    """Compiles the handlers. CXX and LDFLAGS in the environment stand for a compiler and arguments
-    of the linker that are not given."""
+    """Compiles the handlers. Where no compiler or no arguments of the linker are given, CXX and
+    LDFLAGS of the environment are used."""
     output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f"{output.name}.{os.getpid()}")
     compiler = compiler or os.environ.get("CXX") or "c++"

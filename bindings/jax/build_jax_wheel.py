@@ -77,6 +77,10 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
     return write(wheel_directory)
 
 
+def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
+    raise RuntimeError("the handlers are compiled against headers of the whole repository: install a wheel, or from a checkout")
+
+
 def get_requires_for_build_editable(config_settings: object = None) -> list[str]:
     return []
 

@@ -116,8 +116,8 @@ def contents(binaries: list[Path]) -> dict[str, bytes | Path]:
 
 
 def write(folder: str, files: dict[str, bytes | Path], platform_tag: str, project: str = "devicemesh", texts: dict[str, str] | None = None) -> str:
-    """Writes the wheel of a project, whose .dist-info folder gets the texts, those of metadata()
-    unless they are given. Equal files give equal bytes."""
+    """Writes the wheel of a project. `texts` are the files of its .dist-info folder; the default is
+    metadata(). Equal files give equal bytes."""
     info = f"{project}-{version()}.dist-info"
     files = {**files, **{f"{info}/{name}": text.encode() for name, text in (texts or metadata()).items()}}
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: devicemesh\nRoot-Is-Purelib: false\nTag: py3-none-{platform_tag}\n".encode()
@@ -146,7 +146,7 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: o
     for name, text in metadata().items():
         path = Path(metadata_directory) / folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return folder
 
 

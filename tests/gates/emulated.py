@@ -85,7 +85,7 @@ def build(compiler, source, program):
 def built(qemu, *arguments, **options):
     """Builds for the other processor with these arguments of cargo's, and this machine's tool."""
     cargo(*arguments, qemu=qemu, **options)
-    # The Makefile builds all of it too, so mostly it is there.
+    # The tests build the same, so this is usually done already.
     run(["cargo", "build", "--release", "--quiet"], timeout=1800)
     # The gate would show nothing if it ran the library of this machine.
     header = (LIBRARY / "libdevicemesh.so").read_bytes()[:20]

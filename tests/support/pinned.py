@@ -119,7 +119,8 @@ def wheels(pins, wanted):
                 if fetched.returncode == 0:
                     break
             else:
-                raise AssertionError(f"$ {' '.join(command)}\n{fetched.stdout}{fetched.stderr}")
+                told = f"$ {' '.join(command)}\n{fetched.stdout}{fetched.stderr}"
+                raise Unavailable(f"no network here to fetch {', '.join(pins)}") if is_offline(told) else AssertionError(told)
             for wheel in folder.glob("*.whl"):
                 with zipfile.ZipFile(wheel) as archive:
                     archive.extractall(folder, [name for name in archive.namelist() if re.search(wanted, name)])

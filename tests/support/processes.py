@@ -179,10 +179,13 @@ def waits(pids):
 
 
 def starvation(before, pids):
-    """Seconds for which the threads of these processes have waited for a processor since
-    waits(pids) was `before`. The time of a thread that has ended is lost, and takes nothing from
-    the others'."""
-    return sum(max(0.0, seconds - before.get(task, 0.0)) for task, seconds in waits(pids).items())
+    """The longest time, in seconds, for which the threads of one of these processes have waited for
+    a processor since waits(pids) was `before`. A thread that has ended counts as 0."""
+    waited = {}
+    for task, seconds in waits(pids).items():
+        process = task.parts[2]
+        waited[process] = waited.get(process, 0.0) + max(0.0, seconds - before.get(task, 0.0))
+    return max(waited.values(), default=0.0)
 
 
 def wait_until(condition, what, patience=60):

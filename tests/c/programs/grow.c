@@ -4,7 +4,7 @@
  *     grow FOLDER MAX_SIZE WORDS
  *
  * The ranks make steps until the file FOLDER/stop is there. WORDS has some of: "fixed" (the mesh
- * must not grow), "deaf" (only a loss begins a recovery, and not a process that waits), "old" (a
+ * must not grow), "deaf" (only a loss begins a recovery; a process that waits does not), "old" (a
  * process asks for the mesh of the start, which it is not in), "short" (a process does not wait
  * long at the door), "brief" (a recovery may take 3 s, and is tried again). MAX_SIZE 0: no limit.
  * A rank of the mesh says how many processes it sees at the door. */
