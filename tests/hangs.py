@@ -20,7 +20,7 @@ from pathlib import Path
 
 from netlab import Lab
 from support.paths import CC, LINK, ROOT, TOOL
-from support.processes import children, environment, gone, kill_all, run, wait_until, words
+from support.processes import children, environment, gone, run, wait_until, words
 
 # How long a job may take to come to its hang, on a busy machine.
 PATIENCE = 60.0

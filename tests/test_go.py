@@ -8,7 +8,6 @@ it (75 MB, fetched once). Nothing else is downloaded: the package needs only Go'
 import fcntl
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest

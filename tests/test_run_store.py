@@ -9,7 +9,7 @@ import pytest
 
 from support.paths import TOOL
 from support.processes import environment, run
-from support.tool import HERE, PATIENCE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting
+from support.tool import HERE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting
 
 QUICK = ("--failure-grace", "0.1", "--grace-period", "1")
 # What each rank says of the store and of its job there.

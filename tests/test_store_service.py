@@ -9,7 +9,7 @@ import pytest
 
 from support.paths import LIBRARY, ROOT, TOOL
 from support.processes import run
-from support.tool import HERE, PATIENCE, ends
+from support.tool import HERE, ends
 
 RANK = """
 import os
