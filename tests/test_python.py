@@ -221,8 +221,9 @@ def test_one_wheel_serves_every_python(python, tmp_path):
     assert found, "not even the Python of this machine"
     for version, interpreter in found.items():
         folder = tmp_path / version
-        run(interpreter, "-m", "venv", folder / "fresh", cwd=tmp_path)
-        # An older pip leaves a file there.
+        folder.mkdir()
+        # An older pip leaves a file in TMPDIR.
+        run(interpreter, "-m", "venv", folder / "fresh", cwd=tmp_path, TMPDIR=folder)
         run(folder / "fresh/bin/pip", "install", wheel, cwd=tmp_path, **CLEAN, TMPDIR=folder)
         trains(folder / "fresh", folder)
     print(f"the wheel works with Python {', '.join(found)}")

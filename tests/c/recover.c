@@ -72,9 +72,9 @@ static void late(const dm_mesh *mesh)
 {
   dm_mesh *none = NULL;
   dm_recover_options options = DM_RECOVER_OPTIONS_INIT;
-  options.timeout_ms = 700;
+  options.timeout_ms = (int64_t)(700 * slowness());
   if (me == 5) REQUIRE(dm_world_barrier(other_world, 0));
-  FAILS(DM_STATUS_TIMEOUT, "rank 5 did not come to the recovery within 700 ms", dm_recover(mesh, &options, &none, NULL));
+  FAILS(DM_STATUS_TIMEOUT, "rank 5 did not come to the recovery within ", dm_recover(mesh, &options, &none, NULL));
   CHECK(facts().num_ranks == 1 && facts().ranks[0] == 5 && facts().num_lost == 0);
   if (me != 5) REQUIRE(dm_world_barrier(other_world, 0));
 }
