@@ -58,7 +58,6 @@ THIRD_PARTY = WORK / licences.NAME
 PARTS = ["sources", "trees", "musl", "wheels", "jax", "debs", "site", "sbom"]
 # The parts that have the binaries of each machine.
 BUILT = {"trees", "wheels", "debs"}
-LICENCES = [ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", THIRD_PARTY]
 
 
 def output(*command, **options):
@@ -72,9 +71,10 @@ def lacking(parts, machines):
     # The tool of this machine writes the man page for all.
     built = {own, *machines} if BUILT & set(parts) else set()
     musl = "musl" in parts and "x86_64" in machines
+    compiled = [*built, *(["x86_64"] if musl else [])]
     tools = {"cargo": "cargo", "rustc": "rustc", "git": "git"}
-    tools.update({binaries.cross(machine, "strip"): binaries.debian_package(machine, "strip") for machine in [*built, *(["x86_64"] if musl else [])]})
-    tools.update({binaries.compiler(machine): binaries.debian_package(machine, "gcc") for machine in [*built, *(["x86_64"] if musl else [])]})
+    tools.update({binaries.cross(machine, "strip"): binaries.debian_package(machine, "strip") for machine in compiled})
+    tools.update({binaries.compiler(machine): binaries.debian_package(machine, "gcc") for machine in compiled})
     if "jax" in parts:
         tools.update({binaries.compiler(machine, "g++"): binaries.debian_package(machine, "g++") for machine in machines})
     if "debs" in parts:
@@ -135,7 +135,8 @@ def files_below(folder, prefix):
 def sdist_files():
     """The files at the top by which pip takes the sources as an sdist (PEP 517, PEP 643)."""
     project, place = (ROOT / "bindings/python/pyproject.toml").read_text(), "bindings/python"
-    for old, new in {'backend-path = ["."]': f'backend-path = ["{place}"]', 'readme = "README.md"': f'readme = "{place}/README.md"'}.items():
+    changes = {'backend-path = ["."]': f'backend-path = ["{place}"]', 'readme = "README.md"': f'readme = "{place}/README.md"'}
+    for old, new in changes.items():
         if project.count(old) != 1:
             sys.exit(f"dist: {place}/pyproject.toml has {project.count(old)} lines {old}")
         project = project.replace(old, new)
@@ -164,7 +165,8 @@ def sources(out, version, time):
     (folder / ".cargo").mkdir()
     (folder / ".cargo/config.toml").write_text(VENDORED)
     # A cargo that has fetched nothing yet must find all crates there.
-    output("cargo", "metadata", "--offline", "--locked", "--format-version", "1", cwd=folder, env={**os.environ, "CARGO_HOME": str(folder / "none")})
+    empty = {**os.environ, "CARGO_HOME": str(folder / "none")}
+    output("cargo", "metadata", "--offline", "--locked", "--format-version", "1", cwd=folder, env=empty)
     shutil.rmtree(folder / "none", ignore_errors=True)
     for name, text in sdist_files().items():
         (folder / name).write_text(text)
@@ -199,13 +201,13 @@ def wheel(out, made):
     """The wheel of the Python package, with a machine's binaries."""
     native = [made / name for name in build_wheel.NATIVE]
     tag = f"{build_wheel.oldest_glibc(native)}_{made.name}"
-    told(out / build_wheel.write(str(out), build_wheel.contents(native), tag))
+    told(out / build_wheel.write(str(out), build_wheel.contents(native), tag, texts=build_wheel.metadata(THIRD_PARTY)))
 
 
 def jax_wheel(out, machine):
     """The wheel of the JAX package, whose handlers are compiled for a machine."""
     link = sysroot.link_arguments(machine, binaries.FOLDER)
-    told(out / build_jax_wheel.write(str(out), machine, binaries.compiler(machine, "g++"), link))
+    told(out / build_jax_wheel.write(str(out), machine, binaries.compiler(machine, "g++"), link, THIRD_PARTY))
 
 
 def site(out, version, time):
@@ -245,7 +247,6 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     THIRD_PARTY.parent.mkdir(parents=True, exist_ok=True)
     THIRD_PARTY.write_text(licences.document(), encoding="utf-8")
-    build_wheel.LICENCES[:] = LICENCES
     if "sources" in parts:
         sources(out, version, time)
     for machine in machines if BUILT & set(parts) else []:
@@ -265,7 +266,8 @@ def main():
     if "musl" in parts and "x86_64" in wanted:
         name = f"devicemesh-{version}-x86_64-linux-musl"
         tool = binaries.static_tool(WORK / "musl")
-        pack(out / f"{name}.tar.gz", [*files_below(tool, name), *((f"{name}/{path.name}", path) for path in LICENCES)], time)
+        texts = ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", THIRD_PARTY
+        pack(out / f"{name}.tar.gz", [*files_below(tool, name), *((f"{name}/{path.name}", path) for path in texts)], time)
     if "jax" in parts:
         for machine in sorted(wanted):
             jax_wheel(out, machine)

@@ -172,7 +172,8 @@ def lacking(version):
 def fetched_first():
     """What a release would fetch, because it is not in target/ yet."""
     places = {
-        "Sphinx and doxygen": "site-venv/requirements.txt", "the headers of jaxlib": f"jax/headers-{dist.build_jax_wheel.build_handlers.JAXLIB}/xla",
+        "Sphinx and doxygen": "site-venv/requirements.txt",
+        "the headers of jaxlib": f"jax/headers-{dist.build_jax_wheel.build_handlers.JAXLIB}/xla",
         **{f"the old C library for {machine}": f"dist/glibc-{sysroot.GLIBC}-{machine}" for machine in sysroot.PACKAGES}
     }
     return [what for what, place in places.items() if not (ROOT / "target" / place).exists()]

@@ -18,11 +18,11 @@ sys.path.insert(0, str(ROOT / "tests/compatibility"))
 import c_abi  # noqa: E402
 import record  # noqa: E402
 
-SONAME = f"libdevicemesh.so.{record.series()}"
+SONAME = f"libdevicemesh.so.{record.SERIES}"
 HEADER = (ROOT / "include/devicemesh.h").read_text()
-RECORD = record.RECORDS / record.series()
+RECORD = record.RECORDS / record.SERIES
 # dm_version as text.
-VERSION = "{:d}".format(sum(scale * int(part) for scale, part in zip((10_000, 100, 1), record.version())))
+VERSION = str(sum(scale * part for scale, part in zip((10_000, 100, 1), record.versions.numbers(record.versions.present()))))
 needs_abidiff = pytest.mark.skipif(
     not shutil.which("abidiff"),
     reason="no abidiff here (Debian: apt-get install abigail-tools), so functions' types are not compared")

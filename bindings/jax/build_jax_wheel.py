@@ -1,6 +1,8 @@
-"""The build backend (PEP 517, PEP 660): the package and the handlers, for every Python 3 on this platform.
+"""The build backend (PEP 517, PEP 660): the package and the handlers, for every Python 3 on this
+platform.
 
-It writes the wheel with bindings/python/build_wheel.py, so equal files give equal bytes, whatever the umask is.
+It writes the wheel with bindings/python/build_wheel.py, so equal files give equal bytes, whatever
+the umask is.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ def oldest_platform(handlers: Path) -> str:
     linking of the C++ library does not help, because Debian 12's needs a new glibc itself."""
     newest = max((int(version) for version in re.findall(rb"\0GLIBCXX_3\.4\.(\d+)(?=\0)", handlers.read_bytes())), default=0)
     if newest >= 25 and newest not in PROFILES:
-        raise SystemExit(f"devicemesh_jax: the handlers need GLIBCXX_3.4.{newest}, which PROFILES in {Path(__file__).name} does not have: add the manylinux profile that has it")
+        raise SystemExit(f"devicemesh_jax: the handlers need GLIBCXX_3.4.{newest}, which PROFILES in {Path(__file__).name} does not have: "
+                         "add the manylinux profile that has it")
     return f"manylinux_2_{max(PROFILES.get(newest, 27), int(python_wheel.oldest_glibc([handlers]).rpartition('_')[2]))}"
 
 
-def metadata() -> dict[str, str]:
+def metadata(third_party: Path = python_wheel.THIRD_PARTY) -> dict[str, str]:
     """The files of the .dist-info folder, except RECORD and WHEEL."""
     project = (HERE / "pyproject.toml").read_text()
     values = {key: json.loads(value) for key, value in re.findall(r'^([\w-]+) = (".*"|\[.*\])$', project, re.M)}
@@ -42,7 +45,7 @@ def metadata() -> dict[str, str]:
         "Metadata-Version: 2.2", f"Name: {values['name']}", f"Version: {python_wheel.version()}", f"Summary: {values['description']}",
         "License: Apache-2.0 OR MIT", f"Requires-Python: {values['requires-python']}",
         *(f"Requires-Dist: {name}" for name in values["dependencies"]), "Description-Content-Type: text/markdown"])
-    return {"METADATA": f"{head}\n{(HERE / 'README.md').read_text()}", **python_wheel.licences()}
+    return {"METADATA": f"{head}\n{(HERE / 'README.md').read_text()}", **python_wheel.licences(third_party)}
 
 
 def headers() -> Path:
@@ -55,7 +58,8 @@ def headers() -> Path:
     return Path(installed.locate_file("jaxlib/include")) if installed.version == build_handlers.JAXLIB else build_handlers.fetched_headers()
 
 
-def write(folder: str, machine: str | None = None, compiler: str | None = None, link: list[str] | None = None) -> str:
+def write(folder: str, machine: str | None = None, compiler: str | None = None, link: list[str] | None = None,
+          third_party: Path = python_wheel.THIRD_PARTY) -> str:
     """Compiles the handlers and writes the wheel, and returns the wheel's name. Without a machine,
     the wheel is for this one."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -66,7 +70,7 @@ def write(folder: str, machine: str | None = None, compiler: str | None = None, 
         if machine or tag.startswith("manylinux_"):
             tag = f"{oldest_platform(handlers)}_{machine or platform.machine()}"
         files = {f"{NAME}/{path.name}": path.read_bytes() for path in sorted([*(HERE / NAME).glob("*.py"), HERE / NAME / "py.typed"])}
-        return python_wheel.write(folder, {**files, HANDLERS: handlers}, tag, NAME, metadata())
+        return python_wheel.write(folder, {**files, HANDLERS: handlers}, tag, NAME, metadata(third_party))
 
 
 def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:

@@ -23,8 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 NATIVE = ("libdevicemesh.so", "devicemesh")
-# The licences in a wheel. The last one is in the sources of a release, and not in the repository.
-LICENCES = [ROOT / name for name in ("LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY-LICENSES")]
+# The licences of the crates. The file is in the sources of a release, and not in the repository.
+THIRD_PARTY = ROOT / "THIRD-PARTY-LICENSES"
 
 
 def build() -> list[Path]:
@@ -87,12 +87,14 @@ def version() -> str:
     return found.group(1)
 
 
-def licences() -> dict[str, str]:
-    """The licences for a .dist-info folder."""
-    return {f"licenses/{path.name}": path.read_text(encoding="utf-8") for path in LICENCES if path.exists()}
+def licences(third_party: Path) -> dict[str, str]:
+    """The licences for a .dist-info folder, with those of other projects' code where they are
+    there."""
+    paths = ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", third_party
+    return {f"licenses/{path.name}": path.read_text(encoding="utf-8") for path in paths if path.exists()}
 
 
-def metadata() -> dict[str, str]:
+def metadata(third_party: Path = THIRD_PARTY) -> dict[str, str]:
     """The files of the .dist-info folder, except RECORD and WHEEL."""
     project = (HERE / "pyproject.toml").read_text()
     summary = re.search(r'^description = "(.+)"', project, re.M)
@@ -104,7 +106,7 @@ def metadata() -> dict[str, str]:
     return {
         "METADATA": head + "\n" + (HERE / "README.md").read_text(),
         "entry_points.txt": "[console_scripts]\n" + scripts.group(1).replace('"', ""),
-        **licences(),
+        **licences(third_party),
     }
 
 
@@ -112,10 +114,12 @@ def contents(binaries: list[Path]) -> dict[str, bytes | Path]:
     """The files of the package by their names in the wheel."""
     package = HERE / "devicemesh"
     sources = sorted([*package.glob("*.py"), package / "py.typed"])
-    return {**{f"devicemesh/{path.name}": path.read_bytes() for path in sources}, **{f"devicemesh/_native/{path.name}": path for path in binaries}}
+    native = {f"devicemesh/_native/{path.name}": path for path in binaries}
+    return {**{f"devicemesh/{path.name}": path.read_bytes() for path in sources}, **native}
 
 
-def write(folder: str, files: dict[str, bytes | Path], platform_tag: str, project: str = "devicemesh", texts: dict[str, str] | None = None) -> str:
+def write(folder: str, files: dict[str, bytes | Path], platform_tag: str, project: str = "devicemesh",
+          texts: dict[str, str] | None = None) -> str:
     """Writes the wheel of a project. `texts` are the files of its .dist-info folder; the default is
     metadata(). Equal files give equal bytes."""
     info = f"{project}-{version()}.dist-info"

@@ -4,36 +4,27 @@ tests/compatibility/records/<SONAME's version>: the header, its layout, the leas
 and what abidw says. tests/test_compatibility.py holds later headers to it. Only for a release
 (CONTRIBUTING.md): a record that is renewed to make the test pass records a broken promise."""
 
-import re
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import c_abi
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "packaging")]
+import c_abi
+import versions
+
 RECORDS = Path(__file__).resolve().parent / "records"
-
-
-def version():
-    """The version's three numbers, as text."""
-    return re.search(r'^version = "(\d+)\.(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M).groups()
-
-
-def series():
-    """The version in the SONAME: within it the ABI stays."""
-    major, minor, _ = version()
-    return f"0.{minor}" if major == "0" else major
+# The version in the SONAME: within it the ABI stays.
+SERIES = versions.series(versions.present())
 
 
 def main():
     if not shutil.which("abidw"):
         print("no abidw here (Debian: apt-get install abigail-tools)", file=sys.stderr)
         return 1
-    folder = RECORDS / series()
+    folder = RECORDS / SERIES
     folder.mkdir(parents=True, exist_ok=True)
     header = (ROOT / "include/devicemesh.h").read_text()
     with tempfile.TemporaryDirectory() as scratch:
@@ -41,7 +32,7 @@ def main():
         recorded = folder / "layout.txt"
         if recorded.exists():
             c_abi.compare_layouts(recorded.read_text(), layout, c_abi.sized(header))
-        abi = c_abi.abidw(c_abi.stub(header, scratch, f"libdevicemesh.so.{series()}"))
+        abi = c_abi.abidw(c_abi.stub(header, scratch, f"libdevicemesh.so.{SERIES}"))
     # The least struct_size that a caller may say is the size in the first release of the series.
     # It stays when a struct grows.
     least = folder / "least_sizes.txt"

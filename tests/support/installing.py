@@ -3,14 +3,18 @@ built against an installed library."""
 
 import os
 import re
+import sys
 from pathlib import Path
 
 from support import pinned, processes
 from support.paths import ROOT, TOOL
 
+sys.path.insert(0, str(ROOT / "packaging"))
+import versions  # noqa: E402
+
 CONSUMER = ROOT / "tests/consumer"
-VERSION = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
-SOVERSION = ".".join(VERSION.split(".")[: 2 if VERSION.startswith("0.") else 1])
+VERSION = versions.present()
+SOVERSION = versions.series(VERSION)
 
 
 def run(*command, code=0, **variables):
