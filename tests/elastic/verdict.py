@@ -158,9 +158,11 @@ def judge(job, plan, hit, expected, outcome, share=0.0):
     joined = [process for process in errors if any(words.startswith("is in the mesh") or words == "is a spare" for words in process.words)]
     if len(joined) < len(errors) and not plan.restarts:
         # Somebody was lost before there was a mesh. All others must have the error of it.
-        is_expected = any(one.after == "start" for one in plan.strikes)
-        is_right = lambda process: process in joined if not is_expected else is_of_a_loss(process.words[-1]) or is_cut_off(process.rank, plan)
-        wrong = [process for process in errors if not is_right(process)]
+        if any(one.after == "start" for one in plan.strikes):
+            right = [process for process in errors if is_of_a_loss(process.words[-1]) or is_cut_off(process.rank, plan)]
+        else:
+            right = joined
+        wrong = [process for process in errors if process not in right]
         outcome.complaints += [f"rank {process.rank} has no mesh: {process.words[-1]}" for process in wrong]
         return
     errors = joined

@@ -10,7 +10,7 @@ where it runs there."""
 
 import shutil
 
-from harness import ROOT, STRICT, TARGET, Failure, Skip, launcher, programs, run
+from harness import ROOT, TARGET, Failure, Skip, builder, launcher, programs, run
 from parts.rust import passed
 
 TRIPLE = "aarch64-unknown-linux-gnu"
@@ -77,11 +77,6 @@ def prepared():
     return qemu
 
 
-def build(compiler, source, program):
-    link = [f"-L{LIBRARY}", "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-pthread"]
-    return [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", source, "-x", "none", *link, "-o", program]
-
-
 def built(qemu, *arguments, **options):
     """Builds for the other processor with these arguments of cargo's, and this machine's tool."""
     cargo(*arguments, qemu=qemu, **options)
@@ -97,7 +92,7 @@ def run_programs(qemu, only, pages=()):
     """Runs the programs for which `only(source, ranks)` holds, and returns how many there were."""
     def start(program, count):
         return [*launcher(TARGET / "release", count), *qemu, *pages, program], {"DM_TMP": str(FOLDER / "programs")}
-    return programs(FOLDER / "programs", COMPILERS, build, start, 10, only)
+    return programs(FOLDER / "programs", COMPILERS, builder(LIBRARY), start, 10, only)
 
 
 def run_reductions(qemu, **options):

@@ -115,12 +115,12 @@ def wheels(pins, wanted):
             command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:",
                        *(f"--platform={kind}_x86_64" for kind in kinds), "--dest", str(folder), *pins]
             for attempt in (1, 2, 3):
-                fetched = subprocess.run(command, capture_output=True, text=True, timeout=900)
-                if fetched.returncode == 0:
+                try:
+                    fetched_by_pip(*command, timeout=900)
                     break
-            else:
-                told = f"$ {' '.join(command)}\n{fetched.stdout}{fetched.stderr}"
-                raise Unavailable(f"no network here to fetch {', '.join(pins)}") if is_offline(told) else AssertionError(told)
+                except (Unavailable, Failed):
+                    if attempt == 3:
+                        raise
             for wheel in folder.glob("*.whl"):
                 with zipfile.ZipFile(wheel) as archive:
                     archive.extractall(folder, [name for name in archive.namelist() if re.search(wanted, name)])
