@@ -62,7 +62,10 @@ def one(dist, pattern):
 def deb(dist, work):
     for path in dist.glob("*_amd64.deb"):
         shutil.copy(path, work)
-    return ["dpkg -i /made/*.deb", f"dpkg -V libdevicemesh{versions.series(VERSION)} libdevicemesh-dev devicemesh", SUM, "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"]
+    return [
+        "dpkg -i /made/*.deb", f"dpkg -V libdevicemesh{versions.series(VERSION)} libdevicemesh-dev devicemesh", SUM,
+        "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"
+    ]
 
 
 def tree(dist, work):
@@ -146,7 +149,8 @@ def crate_road(dist, work):
 
 
 ROADS = {
-    "deb": deb, "tree": tree, "pip": pip, "musl": musl, "sources": sources, "fetchcontent": fetchcontent, "sdist": sdist, "crates": crate_road
+    "deb": deb, "tree": tree, "pip": pip, "musl": musl, "sources": sources, "fetchcontent": fetchcontent, "sdist": sdist,
+    "crates": crate_road
 }
 # The roads that need no cargo, with the packages of their root. Roads with one name share a root.
 COMPILER, PYTHON = ("-compiler", ["mount", "gcc", "libc6-dev"]), ("-python", ["mount", "python3", "python3-venv"])
@@ -186,7 +190,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", default="trixie")
     parser.add_argument("--roads", help="the default is every road that the suite has a compiler for")
-    parser.add_argument("--mirror", default=bare_root.MIRROR, help="where debootstrap finds the suite; old ones are at http://archive.debian.org/debian")
+    parser.add_argument("--mirror", default=bare_root.MIRROR,
+                        help="where debootstrap finds the suite; old ones are at http://archive.debian.org/debian")
     parser.add_argument("--dist", type=Path, default=ROOT / f"target/dist/{VERSION}")
     parser.add_argument("--keep", action="store_true", help="leave the roots that were used")
     options = parser.parse_args()

@@ -13,6 +13,7 @@ for path in sorted([*ROOT.glob("tests/**/*.py"), *ROOT.glob("benches/**/*.py")])
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
             prose.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    long = {number: len(lines[number - 1]) for number in sorted(prose) if len(lines[number - 1]) > 100}
     if not path.match("tests/interop/test_*.py"):
-        found += [f"{path.relative_to(ROOT)}:{number} has {len(lines[number - 1])} columns" for number in sorted(prose) if len(lines[number - 1]) > 100]
+        found += [f"{path.relative_to(ROOT)}:{number} has {columns} columns" for number, columns in long.items()]
 raise SystemExit("\n".join(found) or None)

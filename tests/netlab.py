@@ -1,10 +1,11 @@
 """Hosts on one machine: each a network, UTS and mount namespace with its own name, /etc/hosts and
 addresses, joined by a wire that can delay, lose and cut.
 
-A host's interface is a TUN device. The packets that the host sends go to a process of ours
-(the wire). The wire passes each packet to its destination, at once, later or never.
-So neither `ip` nor `tc` nor netem
-is needed, and a host that is cut off is silent, as one without power is: no RST, no ICMP.
+A host's interface is a TUN device. The packets that the host sends go to a process of ours (the
+wire). The wire passes each packet to its destination, at once, later or never. So neither `ip` nor
+`tc` nor netem is needed, and a host that is cut off is silent, as one without power is: no RST, no
+ICMP.
+
 Nothing has a name in the file system. A namespace and its interfaces exist while a process is in
 the namespace or holds its TUN device, so the end of a lab kills all processes in its networks, and
 closes the devices.

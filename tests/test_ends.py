@@ -38,7 +38,7 @@ def start():
         command = [TOOL, "run", "-n", str(ranks), *options, "--", "/bin/sh", "-c", script]
         tool = subprocess.Popen(
             command, env=environment(without=["NO_COLOR"], **{MARK + "_END": mark}), text=True,
-            preexec_fn=how.pop("preexec_fn", os.setpgrp), **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how})
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": os.setpgrp, **how})
         tool.mark = mark
         started.append(tool)
         return tool

@@ -34,7 +34,7 @@ def test_the_waits_of_a_process_that_has_ended_take_nothing_from_the_others():
         pids = [os.getpid(), ended.pid]
         before = waits(pids)
         assert {task.parent.name for task in before} >= set(map(str, pids))
-        # As if the process had waited for a minute.
+        # The process now looks as if it had waited for a minute.
         before = {task: seconds + 60 * (task.parent.name == str(ended.pid)) for task, seconds in before.items()}
         ended.kill()
     assert 0 <= starvation(before, pids) < 60

@@ -102,7 +102,8 @@ def test_copies_of_recordings_are_judged_elsewhere(hang, tmp_path):
 def test_watching_goes_on(hang):
     job = hang("sleep")
     until(job, "behind")
-    watching = subprocess.Popen(words([TOOL, "why", "--json", "--watch=0.1s", "--after", "0.3s", job.pid()]), stdout=subprocess.PIPE, text=True)
+    command = words([TOOL, "why", "--json", "--watch=0.1s", "--after", "0.3s", job.pid()])
+    watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         for _ in range(2):
             assert json.loads(watching.stdout.readline())["jobs"][0]["stuck"]

@@ -51,7 +51,8 @@ def add_tests(runner):
     # compiler's time. -Og has the warnings that -O0 lacks, and is as quick.
     c, cxx, optimised = [CC, "-std=c11", "-D_GNU_SOURCE"], [CXX, "-std=c++17"], ["-Og", "-g1"]
     there = {path.stem: comments(path)[0] for path in (ROOT / "tests/c").glob("*.c")}
-    missing = [stem for stem in AS_CXX if stem not in there] + [(stem, count) for stem, count in APART_QUICK if count not in there.get(stem, ())]
+    missing = [stem for stem in AS_CXX if stem not in there]
+    missing += [(stem, count) for stem, count in APART_QUICK if count not in there.get(stem, ())]
     assert not missing, f"tests/parts/programs.py names tests that tests/c does not have: {missing}"
     for path in sorted((ROOT / "tests/c").glob("*.c")):
         program = add_variant(runner, path, "c11", [*c, *optimised], LINK)

@@ -123,7 +123,8 @@ def add(runner):
         case = programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"})
         runner.add(f"rust {source} apart", case, is_long=source != OF_PROCESSES[-1])
     # The other tests take the machine's UCX, where there is one.
-    runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx, may_skip=False), is_long=True)
+    over_wheel = programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx, may_skip=False)
+    runner.add("rust wire_ucx over the wheel's UCX", over_wheel, is_long=True)
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)
     runner.add("rust the oldest that is promised", oldest_rust, is_long=True)
     documentation = ["cargo", "test", *WORKSPACE, "--doc"]

@@ -12,8 +12,7 @@ PATIENCE = 60
 # A rank with this script goes on until somebody ends it.
 SLEEP = "exec sleep 1000"
 # In the script of a rank, the shell replaces these words by the number of the process of its node's
-# `devicemesh run`. Between the two is the keeper (dm-ranks), the
-# parent of all ranks of the node.
+# `devicemesh run`. Between the two is the keeper (dm-ranks), the parent of all ranks of the node.
 TOOL_OF_RANK = "$(cut -d' ' -f4 /proc/$PPID/stat)"
 # The name that the tool gives this host.
 HERE = socket.gethostname()
