@@ -176,12 +176,14 @@ static void hang(void)
   OK(dm_world_barrier(world, 0));
   const int is_group = strcmp(function, "ncclGroupEnd") == 0;
   if (where == rank && (is_group || strcmp(function, "ncclAllReduce") == 0)) {
-    /* The call of another thread does not return. That thread has no deadline. */
-    int (*insiders)(void) = NULL;
-    REQUIRE(dm_get_proc(mesh, "recorder_inside", (void **)&insiders));
+    /* The call of another thread does not return. That thread has no deadline. Before the end of a
+     * group, an operation in it is inside the library only for a moment, so this waits for the call
+     * that hangs. */
+    int (*hanging)(void) = NULL;
+    REQUIRE(dm_get_proc(mesh, "recorder_hanging", (void **)&hanging));
     setenv("RECORDER_HANG", which, 1);
     (void)begun(is_group ? stuck_in_a_group : stuck_in_an_operation, mesh);
-    while (insiders() == 0) usleep(1000);
+    while (hanging() == 0) usleep(1000);
   }
   OK(dm_world_barrier(world, 0));
   step(which, "dm_abort", step_abort, mesh);

@@ -71,6 +71,15 @@ int recorder_inside(void)
   return __atomic_load_n(&insiders, __ATOMIC_SEQ_CST);
 }
 
+/* How many calls are inside hang(). */
+static int hanging;
+
+int recorder_hanging(void);
+int recorder_hanging(void)
+{
+  return __atomic_load_n(&hanging, __ATOMIC_SEQ_CST);
+}
+
 ncclResult_t told_to(const char *call)
 {
   static int calls;
@@ -91,9 +100,9 @@ void hang(const char *function)
   if (wish == NULL || sscanf(wish, "%d %63s %d", &rank, named, &millis) < 2) return;
   if (rank != number_from("RANK", 0) || strcmp(named, function) != 0) return;
   note("hang in %s", function);
-  __atomic_add_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&hanging, 1, __ATOMIC_SEQ_CST);
   for (const double until = now() + 1e-3 * millis; millis == 0 || now() < until; usleep(10000)) continue;
-  __atomic_sub_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
+  __atomic_sub_fetch(&hanging, 1, __ATOMIC_SEQ_CST);
 }
 
 #ifdef HIP
