@@ -46,13 +46,15 @@ demo-hosts: build
 demo-elastic: build
 	$(PYTHON) examples/demo_elastic.py --tool $(RELEASE)/devicemesh --program $(EXAMPLES)/elastic $(ARGS)
 
-# `make test-rest` is what `make test-all` has beyond `make test`.
+# `make test-all` is `make test`, `make test-rest` and `make test-release`.
 test:
 	$(PYTHON) tests/run.py $(ARGS)
 test-all:
 	$(PYTHON) tests/run.py --all $(ARGS)
 test-rest:
 	$(PYTHON) tests/run.py --rest $(ARGS)
+test-release:
+	$(PYTHON) tests/run.py --release $(ARGS)
 
 # One script serves both, so `make uninstall` removes exactly what `make install` installed.
 # Installing builds only what is not built yet, so `make build` and then `sudo make install` builds
@@ -278,6 +280,6 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs site guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax \
+.PHONY: help build docs site guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-release test-nccl soak soak-hosts jax \
 	interop check header examples fuzz clean bench-store bench-mesh bench-recorder instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
 	install uninstall abi-record gates deny bare-root bare-dist dist crates release

@@ -2,11 +2,13 @@
 """Runs the tests of the project. Python 3.9 and its standard library.
 
     make test        every part once: Rust, C, C++, Python, JAX, Go, installing, faults
-    make test-all    everything, also the cases marked `long`: they show the behaviour of other
-                     cases in another way (more ranks, more compilers, sanitizers) or need big
-                     downloads
-    tests/run.py -k TEXT    all cases whose name contains TEXT, long ones too
-    tests/run.py --rest     what `make test-all` has beyond `make test`
+    make test-all    everything, also the cases marked `long` and `release`
+    tests/run.py -k TEXT      all cases whose name contains TEXT
+    tests/run.py --rest       only those marked `long`, which .ci/run has beyond `make test`: they
+                              show the behaviour of other cases in another way (more ranks, more
+                              compilers, sanitizers) or need big downloads
+    tests/run.py --release    only those marked `release`, which are run before a release: they take
+                              the processors longer than what they show is worth with each change
 
 tests/parts adds the cases of Rust, C, C++ and the headers; pytest runs tests/test_*.py. To add a
 test, add a file. A C or C++ file may begin with comments:
@@ -43,8 +45,9 @@ from parts.python import pytest_python
 from support.machine import forget_machine
 from support.processes import GATE, gone, marked, state_and_parent
 
-# The marks by which pytest selects the Python tests, for each level of the runner.
-MARKS = {"quick": "not long", "rest": "long", "all": ""}
+# The cases that each level of the runner has, and the marks by which pytest selects them.
+LEVELS = {"quick": ("quick",), "rest": ("long",), "release": ("release",), "all": ("quick", "long", "release")}
+MARKS = {"quick": "not long and not release", "rest": "long", "release": "release", "all": ""}
 # The number of a process beside which tests that judge seconds must not run.
 BESIDE = "LIBDEVICEMESH_BESIDE"
 # All processes that this runner has started have this variable. A test may start another runner.
@@ -60,8 +63,8 @@ class Runner:
 
     def __init__(self, options):
         self.options = options
-        # The level says which cases run: "quick", "rest" (the long ones) or "all".
-        self.level = "all" if options.all or options.k else "rest" if options.rest else "quick"
+        # The level says which cases run.
+        self.level = "all" if options.all or options.k else "rest" if options.rest else "release" if options.release else "quick"
         self.passed, self.skipped = 0, 0
         # The name of each case that failed.
         self.failed = []
@@ -69,10 +72,10 @@ class Runner:
         # (name, body) of the cases that were added and have not run.
         self.cases = []
 
-    def add(self, name, body, is_long=False):
+    def add(self, name, body, mark="quick"):
         """Adds a case if the command line selects it. `body()` raises Failure or Skip, or returns
-        how many tests it ran (None: one)."""
-        selected = any(part in name for part in self.options.k) if self.options.k else self.level in ("all", "rest" if is_long else "quick")
+        how many tests it ran (None: one). The mark is "quick", "long" or "release"."""
+        selected = any(part in name for part in self.options.k) if self.options.k else mark in LEVELS[self.level]
         if selected:
             self.cases.append((name, body))
 
@@ -265,8 +268,9 @@ def main():
 def run_tests():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
-    parser.add_argument("--all", action="store_true", help="the long cases too")
-    parser.add_argument("--rest", action="store_true", help="only the long cases")
+    parser.add_argument("--all", action="store_true", help="all cases")
+    parser.add_argument("--rest", action="store_true", help="only those marked `long`")
+    parser.add_argument("--release", action="store_true", help="only those marked `release`")
     parser.add_argument("--jobs", type=int, default=3, help="how many cases at a time; some of them wait")
     parser.add_argument("--pytest-jobs", type=int, default=5, help="how many Python tests at a time; most of them wait")
     parser.add_argument("--list", action="store_true", help="name the tests and stop")

@@ -88,7 +88,7 @@ def test_format(bare_go):
 
 
 # go vet also reads all packages of Go's own library.
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.lengthy
 def test_vet(go):
     assert run(go, "vet", "./...") == ""
@@ -139,7 +139,7 @@ def test_on_four_ranks(tests):
 
 
 # Go compiles its own library anew for the race detector.
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_with_the_race_detector(tests_with_race, ranks):
     on_ranks(tests_with_race, ranks)

@@ -80,13 +80,13 @@ def test_the_handlers_need_nothing_of_xla_and_export_what_is_ours(python):
 
 @pytest.mark.lengthy
 @pytest.mark.timeout(LIMIT)
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.release)])
 def test_one_of_each(python, tmp_path, ranks):
     cases = [f"test {name} along all" for name in ONE_OF_EACH]
     assert unit_tests(python, ranks, [*cases, "Values", "AcrossHosts", "Errors", "Order", "Ragged"], tmp_path) > 50
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.lengthy
 @pytest.mark.timeout(LIMIT)
 def test_four_ranks_in_several_groups(python, tmp_path):
@@ -101,7 +101,7 @@ def test_lost_ranks(python):
     assert "Traceback" not in output, f"the end of the processes is quiet\n{output}"
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(LIMIT)
 @pytest.mark.skipif((os.cpu_count() or 1) < 4, reason="fewer than four processors take minutes for all cases on eight ranks")
 def test_eight_ranks(python, tmp_path):
@@ -115,7 +115,7 @@ def test_beside_jax_distributed(python, free_port):
     assert output.count("fine") == 4, output
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(LIMIT)
 def test_many_host_calls_beside_jitted_programs_under_load(python):
     """The sums are right, whatever runs when and on which thread."""
@@ -127,13 +127,13 @@ def test_many_host_calls_beside_jitted_programs_under_load(python):
     assert output.count("Ran 4 tests") == 4, output
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_types():
     run(prepared(tools=True), "-m", "mypy", "--cache-dir", FOLDER / "mypy", cwd=PACKAGE,
         env=environment(MYPYPATH=ROOT / "bindings/python"), timeout=LIMIT)
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(LIMIT)
 def test_the_wheel_trains_the_example(tmp_path):
     """The wheel, unpacked elsewhere, finds its handlers, for any Python of this platform;
@@ -157,7 +157,7 @@ def test_the_wheel_trains_the_example(tmp_path):
 
 
 # tests/test_elastic.py has a training that heals in C++, and `test_lost_ranks` lost ranks in JAX.
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(LIMIT)
 def test_a_training_heals(python):
     """examples/jax_elastic.py: rank 1 is killed in the middle, is started again, and gets the

@@ -42,7 +42,7 @@ def test_cmake(tmp_path):
     trains(folder, " && ".join(commands), devicemesh_DIR=str(ROOT / "cmake"))
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_cargo(tmp_path):
     folder, (build, start) = made(tmp_path, "--cargo", "--source", ROOT)

@@ -147,7 +147,7 @@ def test_tests_of_outputs_are_there():
 def executed():
     """The pages whose commands run here."""
     for page in sorted({page for page, _, how in WAYS if how == RUN}):
-        yield pytest.param(page, marks=[pytest.mark.long, pytest.mark.lengthy] if page == "docs/check.md" else [])
+        yield pytest.param(page, marks=[pytest.mark.release, pytest.mark.lengthy] if page == "docs/check.md" else [])
 
 
 @pytest.mark.parametrize("page", executed())

@@ -254,7 +254,7 @@ def declared_names(html, domain):
 
 
 # One worker of pytest-xdist makes the site for both tests.
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.lengthy
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("site")
@@ -281,7 +281,7 @@ def test_whole_site(html):
     assert dead_links(html) == []
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.lengthy
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("site")

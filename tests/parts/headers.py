@@ -54,7 +54,7 @@ def add_headers(runner):
                 source = SCRATCH / f"{name.replace(' ', '-')}.{'c' if language == 'c' else 'cpp'}"
                 source.write_text(text + "\nint main(void) { return dm_version() == 0; }\n")
                 run([*compiler, *STRICT, "-Iinclude", *include, "-c", source, "-o", os.devnull])
-        runner.add(f"build header {name}", body, is_long=with_nvidia)
+        runner.add(f"build header {name}", body, "long" if with_nvidia else "quick")
 
     ours, cpp, host = "#include <devicemesh.h>", "#include <devicemesh.hpp>", "#include <hostccl.h>"
     compiles("alone", ours)
@@ -83,7 +83,7 @@ def add_compilers(runner):
                 raise Skip(f"no {compiler} here (Debian: apt-get install clang)")
             for path in sorted((ROOT / "tests/cpp").glob("*.cpp")):
                 run([compiler, f"-std={standard}", "-fsyntax-only", *STRICT, *PEDANTIC, *comments(path)[2], "-Iinclude", "-Itests/c", path])
-        runner.add(f"build tests/cpp {compiler} {standard}", body, is_long=True)
+        runner.add(f"build tests/cpp {compiler} {standard}", body, "long")
 
     # add_tests builds tests/cpp as C++17 by $CXX, and tests/test_cpp_header.py compiles a C++20
     # file. The header is the same for all standards, so the first and the last standard show the

@@ -60,16 +60,16 @@ def add_tests(runner):
         if comments(path)[1]:
             add_variant(runner, path, "c11 static", [*c, *optimised], STATIC)
         if path.stem in AS_CXX:
-            add_variant(runner, path, "c++17", [*cxx, *optimised, "-x", "c++"], LINK, is_long=True)
+            add_variant(runner, path, "c++17", [*cxx, *optimised, "-x", "c++"], LINK, "long")
             if comments(path)[1]:
-                add_variant(runner, path, "c++17 static", [*cxx, *optimised, "-x", "c++"], STATIC, is_long=True)
+                add_variant(runner, path, "c++17 static", [*cxx, *optimised, "-x", "c++"], STATIC, "long")
     for path in sorted((ROOT / "tests/cpp").glob("*.cpp")):
         add_variant(runner, path, "c++17", [*cxx, *optimised, *PEDANTIC], LINK)
         # To optimise the sanitizers' code takes the compiler three times as long.
-        add_variant(runner, path, "c++17 sanitized", [*cxx, "-O0", "-g1"], [*LINK, *SANITIZE], is_long=True)
+        add_variant(runner, path, "c++17 sanitized", [*cxx, "-O0", "-g1"], [*LINK, *SANITIZE], "long")
 
 
-def add_variant(runner, path, variant, compiler, link, is_long=False):
+def add_variant(runner, path, variant, compiler, link, mark="quick"):
     """A test that is compiled in this way, as a case for each number of ranks. Returns the
     program."""
     ranks, _, flags = comments(path)
@@ -83,7 +83,7 @@ def add_variant(runner, path, variant, compiler, link, is_long=False):
 
     for count in ranks:
         label = f"{path.relative_to(ROOT)} {variant}" + (f" x{count}" if count else "")
-        runner.add(label, case(count), is_long)
+        runner.add(label, case(count), mark)
     return program
 
 
@@ -101,7 +101,7 @@ def add_on_hosts(runner, path, program):
 
     for count in several:
         for way, how in ON_HOSTS.items():
-            runner.add(f"{path.relative_to(ROOT)} {way} x{count}", case(count, how), (way, count) not in quick)
+            runner.add(f"{path.relative_to(ROOT)} {way} x{count}", case(count, how), "quick" if (way, count) in quick else "long")
 
 
 def add_examples(runner):

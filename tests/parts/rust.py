@@ -121,12 +121,12 @@ def add(runner):
         runner.add(f"rust {source}", programs.case(source))
     for source in OF_PROCESSES:
         case = programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"})
-        runner.add(f"rust {source} apart", case, is_long=source != OF_PROCESSES[-1])
+        runner.add(f"rust {source} apart", case, "quick" if source == OF_PROCESSES[-1] else "long")
     # The other tests take the machine's UCX, where there is one.
     over_wheel = programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx, may_skip=False)
-    runner.add("rust wire_ucx over the wheel's UCX", over_wheel, is_long=True)
-    runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)
-    runner.add("rust the oldest that is promised", oldest_rust, is_long=True)
+    runner.add("rust wire_ucx over the wheel's UCX", over_wheel, "long")
+    runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), "release")
+    runner.add("rust the oldest that is promised", oldest_rust, "release")
     documentation = ["cargo", "test", *WORKSPACE, "--doc"]
 
     def documented():
