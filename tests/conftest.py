@@ -6,6 +6,7 @@ nothing new may be in /dev/shm. A test that a machine cannot run is
 skipped with the reason; no test is tried twice."""
 
 import contextlib
+import gc
 import os
 import random
 import shutil
@@ -79,6 +80,11 @@ def pytest_collection_modifyitems(config, items):
         items[:] = chosen
     # The longest tests begin first, so that none of them is the last one that runs.
     items.sort(key=lambda item: item.get_closest_marker("lengthy") is None)
+
+
+def pytest_collection_finish():
+    """The garbage collector leaves alone what is there now, which stays until the end."""
+    gc.freeze()
 
 
 def name_of(item):

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::launcher::{Place, detect};
@@ -17,6 +19,9 @@ use crate::proc::{self, Stat};
 use crate::ps::jobs::program;
 use crate::recordings::{files, length_of_tick};
 
+/// How often the tool looks whether a process computes, and the time between two looks.
+const LOOKS: u32 = 4;
+const BETWEEN: Duration = Duration::from_millis(10);
 /// The list of processes is read at most this many times.
 const MOST_LISTS: usize = 8;
 
@@ -78,7 +83,28 @@ pub fn live() -> Found {
         found.started.extend(place.map(|place| Started { pid, host: None, place }));
     }
     add_dead(&mut found, &folders);
+    look_again(&mut found.processes);
     found
+}
+
+/// Looks again at the processes of this host that compute.
+fn look_again(processes: &mut [Process]) {
+    let here = processes.iter_mut().filter(|process| process.origin == Origin::Here);
+    look_again_at(here.map(|process| (process.pid, &mut process.state)).collect());
+}
+
+/// Looks again at the processes that compute, given by their numbers and states. A process that
+/// sleeps wakes for moments, for example for a timer, or after another `devicemesh why` has read its
+/// stack. So a process computes only if it does so at each look.
+fn look_again_at(mut processes: Vec<(u32, &mut State)>) {
+    for _ in 1..LOOKS {
+        processes.retain(|(_, state)| **state == State::Computes);
+        if processes.is_empty() {
+            break;
+        }
+        sleep(BETWEEN);
+        processes.iter_mut().for_each(|(pid, known)| **known = state(*pid));
+    }
 }
 
 /// A process that may be a rank.
@@ -119,7 +145,7 @@ fn add_dead(found: &mut Found, folders: &BTreeSet<PathBuf>) {
         found.processes.iter().flat_map(|process| &process.snapshot.worlds).map(|world| world.key).collect();
     let living: BTreeSet<u32> = found.processes.iter().map(|process| process.snapshot.process.pid).collect();
     for folder in folders {
-        let left = of_files(std::slice::from_ref(folder)).unwrap_or_default();
+        let left = read_files(std::slice::from_ref(folder)).unwrap_or_default();
         let is_of_same = |process: &Process| process.snapshot.worlds.iter().any(|world| keys.contains(&world.key));
         let is_new =
             |process: &Process| process.state == State::Unknown || !living.contains(&process.snapshot.process.pid);
@@ -129,6 +155,12 @@ fn add_dead(found: &mut Found, folders: &BTreeSet<PathBuf>) {
 
 /// The recordings in files, and in the files of folders.
 pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
+    let mut found = read_files(paths)?;
+    look_again(&mut found.processes);
+    Ok(found)
+}
+
+fn read_files(paths: &[PathBuf]) -> Result<Found, Failure> {
     let (host, usual, running) = (host_name(), length_of_tick(), Running::now());
     let mut found = Found::default();
     for path in files(paths).map_err(|why| Failure::new(NOT_MADE, why))? {
@@ -217,5 +249,33 @@ impl Running {
             Some(pid) => (*pid, state(*pid)),
             None => (recorded, State::Gone),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn shell(script: &str) -> Child {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap()
+    }
+
+    #[test]
+    fn a_process_that_was_awake_for_a_moment_sleeps() {
+        let (mut reads, mut spins) = (shell("read line"), shell("while :; do :; done"));
+        // The shells begin, and one of them then waits for its input.
+        while state(reads.id()) != State::Sleeps || state(spins.id()) != State::Computes {
+            sleep(Duration::from_millis(1));
+        }
+        let (mut one, mut other) = (State::Computes, State::Computes);
+        look_again_at(vec![(reads.id(), &mut one), (spins.id(), &mut other)]);
+        for child in [&mut reads, &mut spins] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!((one, other), (State::Sleeps, State::Computes));
     }
 }
