@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hostccl::recorder::get;
 pub(crate) use recording::Operation;
-use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Wait, WorldFacts};
+use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Recorder, Wait, WorldFacts};
 
 pub(crate) use self::late::{explained, explained_with};
 pub(crate) use self::reports::Reports;
@@ -277,25 +277,26 @@ impl Group {
     /// Records that a call begins.
     #[inline]
     pub(crate) fn begin(&self, call: &Call) -> Recorded {
-        Recorded::of(get().map_or(Entry::NONE, |recorder| recorder.begin(self.channel(), call)))
+        Recorded(get().map_or(Entry::NONE, |recorder| recorder.begin(self.channel(), call)))
     }
 
     /// Records that a call begins in the embedded host engine, which says when a brief call waits.
     #[inline]
     pub(crate) fn begin_embedded(&self, call: &Call) -> Recorded {
         let begin = |recorder| hostccl::recorder::begin(recorder, self.channel(), call);
-        Recorded::of(get().map_or(Entry::NONE, begin))
+        Recorded(get().map_or(Entry::NONE, begin))
     }
 
     /// Records a call that waits for the end of the thread's group.
     #[inline]
     pub(crate) fn queue(&self, call: &Call) -> Recorded {
-        Recorded::of(get().map_or(Entry::NONE, |recorder| recorder.queue(self.channel(), call)))
+        Recorded(get().map_or(Entry::NONE, |recorder| recorder.queue(self.channel(), call)))
     }
 
     /// Records that the ranks begin to agree on the call `text`.
-    pub(crate) fn begin_agreement(&self, operation: Operation, text: &str) -> Recorded {
-        Recorded::of(get().map_or(Entry::NONE, |recorder| recorder.begin_agreement(self.channel(), operation, text)))
+    pub(crate) fn begin_agreement(&self, operation: Operation, text: &str) -> RecordedAgreement {
+        let begin = |recorder: &Recorder| recorder.begin_agreement(self.channel(), operation, text);
+        RecordedAgreement::of(Recorded(get().map_or(Entry::NONE, begin)))
     }
 }
 
@@ -314,45 +315,22 @@ impl Drop for Group {
     }
 }
 
-/// A call that has begun. Dropping it records that it has failed, unless
-/// [`set_ends_well`](Recorded::set_ends_well) says otherwise.
+/// A call that has begun. Dropping it records that it has failed.
 #[derive(Debug)]
 #[must_use = "dropping it records that the call has failed"]
-pub(crate) struct Recorded {
-    entry: Entry,
-    /// Whether the call has ended well when it is dropped.
-    ends_well: AtomicBool,
-}
+pub(crate) struct Recorded(Entry);
 
 impl Recorded {
     /// A call that is not recorded.
     #[inline]
     pub(crate) fn none() -> Recorded {
-        Recorded::of(Entry::NONE)
-    }
-
-    #[inline]
-    fn of(entry: Entry) -> Recorded {
-        Recorded { entry, ends_well: AtomicBool::new(false) }
-    }
-
-    /// Notes whether dropping the call means that it has ended well. The ranks have agreed on such
-    /// a call, and it has no other work.
-    pub(crate) fn set_ends_well(&self, ends_well: bool) {
-        self.ends_well.store(ends_well, Ordering::Relaxed);
+        Recorded(Entry::NONE)
     }
 
     /// Records that a queued call runs now.
     pub(crate) fn start(&self) {
         if let Some(recorder) = get() {
-            recorder.start(self.entry);
-        }
-    }
-
-    /// Records that the call has gone on to another part of its work.
-    pub(crate) fn set_operation(&self, operation: Operation) {
-        if let Some(recorder) = get() {
-            recorder.set_operation(self.entry, operation);
+            recorder.start(self.0);
         }
     }
 
@@ -370,7 +348,7 @@ impl Recorded {
 
     #[inline]
     fn end(self, state: EntryState, wait: Wait) {
-        let entry = self.entry;
+        let entry = self.0;
         std::mem::forget(self);
         if let Some(recorder) = get() {
             recorder.end_after(entry, state, wait);
@@ -379,9 +357,53 @@ impl Recorded {
 }
 
 impl Drop for Recorded {
+    #[inline]
     fn drop(&mut self) {
-        let state = if *self.ends_well.get_mut() { EntryState::Done } else { EntryState::Failed };
-        get().into_iter().for_each(|recorder| recorder.end(self.entry, state));
+        if !self.0.is_none() {
+            get().into_iter().for_each(|recorder| recorder.end(self.0, EntryState::Failed));
+        }
+    }
+}
+
+/// A call on which the ranks agree. Dropping it records that it has failed, unless
+/// [`set_ends_well`](RecordedAgreement::set_ends_well) says otherwise.
+#[derive(Debug)]
+#[must_use = "dropping it records that the call has failed"]
+pub(crate) struct RecordedAgreement {
+    recorded: Recorded,
+    /// Whether the call has ended well when it is dropped.
+    ends_well: AtomicBool,
+}
+
+impl RecordedAgreement {
+    fn of(recorded: Recorded) -> RecordedAgreement {
+        RecordedAgreement { recorded, ends_well: AtomicBool::new(false) }
+    }
+
+    /// A call that is not recorded.
+    pub(crate) fn none() -> RecordedAgreement {
+        RecordedAgreement::of(Recorded::none())
+    }
+
+    /// Notes whether dropping the call means that it has ended well. The ranks have agreed on such
+    /// a call, and it has no other work.
+    pub(crate) fn set_ends_well(&self, ends_well: bool) {
+        self.ends_well.store(ends_well, Ordering::Relaxed);
+    }
+
+    /// Records that the call has gone on to another part of its work.
+    pub(crate) fn set_operation(&self, operation: Operation) {
+        if let Some(recorder) = get() {
+            recorder.set_operation(self.recorded.0, operation);
+        }
+    }
+}
+
+impl Drop for RecordedAgreement {
+    fn drop(&mut self) {
+        if *self.ends_well.get_mut() {
+            std::mem::replace(&mut self.recorded, Recorded::none()).done(Wait::Unknown);
+        }
     }
 }
 

@@ -136,8 +136,8 @@ def nothing_left(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def programs_in_memory(request):
-    """Reads the tool and the libraries before a test that judges seconds. A machine with a slow disk
-    may need seconds for that, where it has dropped the files from its memory."""
+    """Reads the tool and the libraries before a test that judges seconds. A machine with a slow
+    disk may need seconds for that, where it has dropped the files from its memory."""
     if request.node.get_closest_marker("alone"):
         for file in (TOOL, *LIBRARY.glob("lib*.so")):
             file.read_bytes()

@@ -9,13 +9,15 @@ use std::cell::Cell;
 pub(crate) const NAME_BYTES: usize = 32;
 
 /// The name under which a call is issued. It is the same on all ranks of the call.
+// A name is copied in pieces of 16 bytes. The processor copies quickly what was just written where
+// the pieces are those of the writing: so the text, which is written in such pieces, comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Name {
-    /// The number that tells names apart.
-    pub(crate) tag: u64,
     /// The name for messages, filled up with zeros.
     pub(crate) text: [u8; NAME_BYTES],
+    /// The number that tells names apart.
+    pub(crate) tag: u64,
 }
 
 /// The tag of calls without a name. No caller can choose this tag.
@@ -39,9 +41,10 @@ impl Name {
 
     /// Names the calling thread's next call. The tag 0 stands for no name. Returns whether a caller
     /// may choose the tag. Otherwise the next call has the tag of calls without a name.
-    pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) -> bool {
+    #[inline]
+    pub(crate) fn set_next(tag: u64, text: &[u8; NAME_BYTES]) -> bool {
         let is_free = tag < UNNAMED;
-        NEXT.set(Name { tag: if tag == 0 || !is_free { UNNAMED } else { tag }, text });
+        NEXT.set(Name { tag: if tag == 0 || !is_free { UNNAMED } else { tag }, text: *text });
         is_free
     }
 
@@ -67,15 +70,15 @@ mod tests {
     #[test]
     fn each_tag_is_a_name_of_its_own_or_is_refused() {
         for tag in [1, 2, 3, u64::MAX - 3, u64::MAX - 2] {
-            assert!(Name::set_next(tag, [7; NAME_BYTES]));
+            assert!(Name::set_next(tag, &[7; NAME_BYTES]));
             let name = Name::take_next();
             assert!(name.tag == tag && !name.is_none(), "{tag:#x}: {name:?}");
         }
         for tag in [u64::MAX - 1, u64::MAX] {
-            assert!(!Name::set_next(tag, [7; NAME_BYTES]));
+            assert!(!Name::set_next(tag, &[7; NAME_BYTES]));
             assert!(Name::take_next().is_none());
         }
-        assert!(Name::set_next(0, [0; NAME_BYTES]));
+        assert!(Name::set_next(0, &[0; NAME_BYTES]));
         assert!(Name::take_next().is_none());
     }
 }

@@ -116,12 +116,16 @@ pub(crate) fn is_open() -> bool {
 }
 
 /// Ends the recording of a call that was submitted with that outcome. In a group (`is_queued`) the
-/// end of the group does so.
+/// end of the group does so. `recorded` is `None` for a call that is not recorded here.
 #[inline]
-pub(crate) fn settle(recorded: RawRecord, is_queued: bool, outcome: Result<ncclResult_t>) -> Result<ncclResult_t> {
+pub(crate) fn settle(
+    recorded: Option<RawRecord>,
+    is_queued: bool,
+    outcome: Result<ncclResult_t>,
+) -> Result<ncclResult_t> {
+    let Some(recorded) = recorded else { return outcome };
     let done = outcome?;
     match is_queued {
-        _ if recorded.is_none() => {}
         true => GROUP.with_borrow_mut(|group| group.recorded.push(recorded)),
         false => recorded.done(recorder::take_wait()),
     }
@@ -173,21 +177,26 @@ fn collect(made: Result<Task>) -> Result<ncclResult_t> {
 /// `false`) it makes no lists and no lanes.
 #[inline]
 pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -> Result<ncclResult_t> {
-    let made = make();
+    let mut made = make();
     if is_queued {
         return collect(made);
     }
-    match made? {
-        Task::Collective(mut collective) => progress::run(&mut collective)?,
-        Task::Spanning(mut collective) => {
+    // A task is large, so it stays where it was made.
+    let task = match &mut made {
+        Ok(task) => task,
+        Err(_) => return made.map(|_| ncclSuccess),
+    };
+    match task {
+        Task::Collective(collective) => progress::run(collective)?,
+        Task::Spanning(collective) => {
             // The clocks of two hosts are compared by the times of such calls.
             recorder::note_begun();
-            progress::run(&mut *collective)?;
+            progress::run(&mut **collective)?;
         }
-        Task::Message(mut message) if !is_to_self(&message) => progress::run(&mut message)?,
-        Task::Remote(mut message) => progress::run(&mut message)?,
+        Task::Message(message) if !is_to_self(message) => progress::run(message)?,
+        Task::Remote(message) => progress::run(message)?,
         // A message to its own rank meets no other call outside a group, which is an error.
-        task @ (Task::Message(_) | Task::Init(_) | Task::Child(_)) => return perform(vec![task]),
+        Task::Message(_) | Task::Init(_) | Task::Child(_) => return perform(vec![made?]),
     }
     Ok(ncclSuccess)
 }

@@ -35,13 +35,18 @@ pub(crate) struct What {
 pub(crate) struct RawRecord(Entry);
 
 impl RawRecord {
-    /// A call that is not recorded.
-    pub(crate) const NONE: RawRecord = RawRecord(Entry::NONE);
-
     /// Records that a call begins. With `is_queued` the call waits for the end of the thread's
-    /// group. A call with a name is not recorded.
-    pub(crate) fn begin(comm: &Comm, name: &Name, is_queued: bool, what: What) -> RawRecord {
-        let Some(recorder) = recorder::get().filter(|_| name.is_none()) else { return RawRecord::NONE };
+    /// group. Returns `None` for a call with a name, which is not recorded here.
+    #[inline]
+    pub(crate) fn begin(comm: &Comm, name: &Name, is_queued: bool, what: impl FnOnce() -> What) -> Option<RawRecord> {
+        if name.is_none() { RawRecord::of(comm, is_queued, what()) } else { None }
+    }
+
+    /// Records that a call without a name begins.
+    // Calls with a name are quicker without this code in them.
+    #[inline(never)]
+    fn of(comm: &Comm, is_queued: bool, what: What) -> Option<RawRecord> {
+        let recorder = recorder::get()?;
         let channel = comm.raw_group.get_or_open(|| {
             let (rank, size) = comm.whole();
             let global = comm.labels.global_ranks.get();
@@ -63,15 +68,10 @@ impl RawRecord {
         let peer = what.peer.map_or(NO_PEER, |peer| peer as i32);
         let dtype = what.dtype as u8;
         let call = Call { operation: what.operation, dtype, reduction, count: what.count as u64, peer, stream: 0 };
-        RawRecord(match is_queued {
+        Some(RawRecord(match is_queued {
             true => recorder.queue(channel, &call),
             false => recorder::begin(recorder, channel, &call),
-        })
-    }
-
-    /// Whether the call is not recorded.
-    pub(crate) fn is_none(&self) -> bool {
-        self.0 == Entry::NONE
+        }))
     }
 
     /// Records that a queued call runs now.
@@ -90,10 +90,7 @@ impl RawRecord {
 }
 
 impl Drop for RawRecord {
-    #[inline]
     fn drop(&mut self) {
-        if !self.is_none() {
-            recorder::get().into_iter().for_each(|recorder| recorder.end(self.0, EntryState::Failed));
-        }
+        recorder::get().into_iter().for_each(|recorder| recorder.end(self.0, EntryState::Failed));
     }
 }

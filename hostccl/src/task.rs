@@ -42,7 +42,10 @@ impl Task {
         // SAFETY: the caller's contract.
         unsafe {
             match comm.span {
-                None => Ok(Task::Collective(Collective::new(comm, call, ragged.map(Box::new), name)?)),
+                None => {
+                    comm.check_open()?;
+                    Ok(Task::Collective(Collective::new(comm, call, ragged.map(Box::new), name)))
+                }
                 Some(_) => Ok(Task::Spanning(Box::new(Spanning::new(comm, call, ragged, name)?))),
             }
         }

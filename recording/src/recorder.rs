@@ -90,24 +90,50 @@ impl Channel {
 }
 
 /// A call that was begun.
+// Two words are passed in registers.
 #[must_use = "the call looks unfinished until `end` is called"]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
     number: u64,
-    /// The number of the call in its channel.
-    in_channel: u64,
-    /// The place of the channel.
-    place: u16,
-    is_message: bool,
-    /// Whether nobody has looked at the clock when the call began, because the call is brief.
-    is_brief: bool,
+    /// The place of the channel (bits 0 to 15), whether the call is a message (bit 16), whether
+    /// nobody has looked at the clock when the call began, because the call is brief (bit 17), and
+    /// the number of the call in its channel (the other 46 bits).
+    rest: u64,
 }
 
 impl Entry {
     /// A call that is not recorded.
-    pub const NONE: Entry =
-        Entry { number: u64::MAX, in_channel: 0, place: u16::MAX, is_message: false, is_brief: false };
+    pub const NONE: Entry = Entry { number: u64::MAX, rest: 0 };
+
+    #[inline]
+    fn new(number: u64, in_channel: u64, place: u16, is_message: bool, is_brief: bool) -> Entry {
+        let rest = u64::from(place) | u64::from(is_message) << 16 | u64::from(is_brief) << 17 | in_channel << 18;
+        Entry { number, rest }
+    }
+
+    /// Whether the call is not recorded.
+    #[inline]
+    pub fn is_none(&self) -> bool {
+        self.number == u64::MAX
+    }
+
+    /// The place of the call's channel.
+    #[inline]
+    fn place(&self) -> usize {
+        usize::from(self.rest as u16)
+    }
+
+    #[inline]
+    fn is_message(&self) -> bool {
+        self.rest >> 16 & 1 != 0
+    }
+
+    /// The number of the call in its channel.
+    #[inline]
+    fn in_channel(&self) -> u64 {
+        self.rest >> 18
+    }
 
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
     #[inline]
@@ -118,7 +144,7 @@ impl Entry {
     /// Whether nobody has looked at the clock when the call began.
     #[inline]
     pub fn is_brief(&self) -> bool {
-        self.is_brief
+        self.rest >> 17 & 1 != 0
     }
 }
 
@@ -316,7 +342,7 @@ impl Recorder {
             self.set(base + channel::LAST_CALL, number + 1);
         }
         self.renew_after(ticks);
-        Entry { number, in_channel, place: channel.place, is_message, is_brief: ticks == NOT_LOOKED }
+        Entry::new(number, in_channel, channel.place, is_message, ticks == NOT_LOOKED)
     }
 
     /// Records that a queued call runs now.

@@ -173,24 +173,22 @@ pub(super) fn in_group(library: &Arc<Library>) -> bool {
     with_group(library, |_| ()).is_some()
 }
 
-/// Notes an operation on a communicator that waits for the end of this thread's group. Returns
-/// `recorded`, the operation in the recording, where there is no group.
+/// Notes an operation on a communicator that waits for the end of this thread's group. `recorded` is
+/// the operation in the recording.
 pub(super) fn note(
     communicator: &Arc<Communicator>,
     recorded: Recorded,
     of: Option<&Arc<Group>>,
     call: impl FnOnce() -> String,
-) -> Option<Recorded> {
-    let mut recorded = Some(recorded);
+) {
     with_group(communicator.library(), |group| {
         group.queued += 1;
-        group.recorded.extend(recorded.take());
+        group.recorded.push(recorded);
         if !group.used.iter().any(|known| Arc::ptr_eq(&known.communicator, communicator)) {
             let communicator = Arc::clone(communicator);
             group.used.push(Used { communicator, call: call(), recorded: of.cloned() });
         }
     });
-    recorded
 }
 
 /// Notes a collective along the dimension of `scope` that the ranks compare before this thread's

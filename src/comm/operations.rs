@@ -160,10 +160,11 @@ impl View {
             }
             self.root_comms().explained(error, group)
         })?;
-        if let Some(recorded) = groups::note(communicator, recorded, self.recorded_group(index), || {
-            format!("{name} along {}", self.mesh().dim_name(index))
-        }) {
-            groups::record_end(library, recorded);
+        match groups::in_group(library) {
+            true => groups::note(communicator, recorded, self.recorded_group(index), || {
+                format!("{name} along {}", self.mesh().dim_name(index))
+            }),
+            false => groups::record_end(library, recorded),
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ use crate::digest::Fnv1a;
 use crate::error::{Error, Result, Status};
 use crate::events;
 use crate::logging::{Me, set_rank};
-use crate::recorder::{self, Group, Kind, Operation, Recorded};
+use crate::recorder::{self, Group, Kind, Operation, RecordedAgreement};
 use crate::wait::{Deadline, Wait};
 
 /// The things that a process can meet where it joins.
@@ -141,7 +141,7 @@ impl World {
 
     /// Records that this process begins to join. The world has no name yet, so the ranks that join
     /// are known by the address where they meet.
-    fn record_joining(&self) -> (Recorded, Group) {
+    fn record_joining(&self) -> (RecordedAgreement, Group) {
         let Place { rank, size, address, job, launcher, .. } = &self.place;
         let address = address.as_ref().map_or_else(String::new, |(host, port)| format!("{host}:{port}"));
         let key = Fnv1a::default().text("join").text(&address).number(*job).number(*size as u64);

@@ -15,8 +15,23 @@ pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
 
 /// Returns the communicator, the element type and the reduction that an operation names. The
 /// communicator must take operations.
-#[inline]
+#[inline(always)]
 pub(super) fn named(
+    comm: ncclComm_t,
+    datatype: ncclDataType_t,
+    op: Option<ncclRedOp_t>,
+) -> Result<(Arc<Comm>, DataType, Option<Reduction>)> {
+    let plain = op.and_then(ReduceOp::from_raw);
+    if op.is_some() && plain.is_none() {
+        return named_with_operator(comm, datatype, op);
+    }
+    let comm = handle::with(comm, |handle| handle.for_operation().cloned())?;
+    Ok((comm, data_type(datatype)?, plain.map(Reduction::Plain)))
+}
+
+/// Does what [`named`] does, for a reduction that is none of NCCL's own.
+#[cold]
+fn named_with_operator(
     comm: ncclComm_t,
     datatype: ncclDataType_t,
     op: Option<ncclRedOp_t>,

@@ -67,13 +67,11 @@ pub(crate) unsafe fn hostcclLastErrorRanks(
     Ok(ncclSuccess)
 }
 
+#[inline]
 pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Result<ncclResult_t> {
-    let mut text = [0; NAME_BYTES];
-    if !name.is_null() {
-        // SAFETY: not NULL, and the caller's contract says that it has that many bytes.
-        unsafe { std::ptr::copy_nonoverlapping(name.cast(), text.as_mut_ptr(), NAME_BYTES) };
-    }
-    let is_free = Name::set_next(tag, text);
+    // SAFETY: NULL, or a text that has that many bytes by the caller's contract.
+    let text = unsafe { name.cast::<[u8; NAME_BYTES]>().as_ref() };
+    let is_free = Name::set_next(tag, text.unwrap_or(&[0; NAME_BYTES]));
     error::begin_call();
     match is_free {
         true => Ok(ncclSuccess),

@@ -42,7 +42,7 @@ impl RawCall {
     /// The buffers hold what a call of that kind reads and writes, and stay valid until it is over.
     unsafe fn submit(self) -> Result<ncclResult_t> {
         let (name, is_queued) = (Name::take_next(), group::is_open());
-        let mut recorded = RawRecord::NONE;
+        let mut recorded = None;
         let outcome = group::submit_one(is_queued, || {
             let (comm, dtype, reduction) = named(self.comm, self.datatype, self.op)?;
             let (rank, nranks) = comm.whole();
@@ -60,7 +60,7 @@ impl RawCall {
             check_overlap(self.kind, send, recv, self.count * dtype.size(), &comm, root)?;
             let call = Call { kind: self.kind, send, recv, count: self.count, dtype, reduction, root };
             let what =
-                What { operation: self.kind.operation(), count: self.count, dtype, reduction: self.op, peer: root };
+                || What { operation: self.kind.operation(), count: self.count, dtype, reduction: self.op, peer: root };
             recorded = RawRecord::begin(&comm, &name, is_queued, what);
             // SAFETY: the caller's contract.
             unsafe { Task::collective(comm, call, None, name) }
@@ -208,20 +208,23 @@ unsafe fn message(
     comm: ncclComm_t,
 ) -> Result<ncclResult_t> {
     let (call, is_queued) = (Name::take_next(), group::is_open());
-    let mut recorded = RawRecord::NONE;
+    let mut recorded = None;
     let outcome = group::submit_one(is_queued, || {
         let (comm, dtype, _) = named(comm, datatype, None)?;
         check_size(count, 1, dtype)?;
         let peer = check_peer(peer, comm.whole().1)?;
         let side = side(check_buffer(name, buffer, count, true)?);
         let operation = if matches!(side, Side::Send(_)) { Operation::Send } else { Operation::Recv };
-        let what = What { operation, count, dtype, reduction: None, peer: Some(peer) };
+        let what = || What { operation, count, dtype, reduction: None, peer: Some(peer) };
         recorded = RawRecord::begin(&comm, &call, is_queued, what);
         let seat = comm.span.as_ref().map_or(Some(peer), |span| span.seat_of(peer));
         // SAFETY: the caller's contract.
         unsafe {
             match seat {
-                Some(seat) => Ok(Task::Message(Message::new(comm, side, seat, count, dtype, call)?)),
+                Some(seat) => {
+                    comm.check_open()?;
+                    Ok(Task::Message(Message::new(comm, side, seat, count, dtype, call)))
+                }
                 None => Ok(Task::Remote(RemoteMessage::new(comm, side, peer, count, dtype, call)?)),
             }
         }

@@ -57,7 +57,7 @@ unsafe fn submit(
     comm: ncclComm_t,
 ) -> Result<ncclResult_t> {
     let (name, is_queued) = (Name::take_next(), group::is_open());
-    let mut recorded = RawRecord::NONE;
+    let mut recorded = None;
     let outcome = group::submit_one(is_queued, || {
         let (comm, dtype, reduction) = named(comm, datatype, op)?;
         let (me, n) = comm.whole();
@@ -83,7 +83,7 @@ unsafe fn submit(
         check_apart(sent, Blocks { at: recv.addr(), blocks: to }, dtype.size(), in_place).map_err(Error::argument)?;
         let sum = |blocks: &[Block]| blocks.iter().map(|block| block.count).sum();
         let count = if kind == Kind::AllGatherV { sum(to) } else { sum(from) };
-        let what = What { operation: kind.operation(), count, dtype, reduction: op, peer: None };
+        let what = || What { operation: kind.operation(), count, dtype, reduction: op, peer: None };
         recorded = RawRecord::begin(&comm, &name, is_queued, what);
         // A buffer with one block has this block for every rank.
         let of_all = |blocks: Option<Vec<Block>>, own: Vec<Block>| blocks.unwrap_or_else(|| own.repeat(n));

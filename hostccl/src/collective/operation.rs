@@ -31,17 +31,12 @@ pub(crate) struct Collective {
 }
 
 impl Collective {
-    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its
-    /// own. Fails when the communicator takes no more calls.
+    /// Returns a collective that has not begun, on a communicator that takes calls
+    /// ([`Comm::check_open`]). `ragged` has the counts where each rank has its own.
     ///
     /// # Safety
     /// The buffers hold what the call says, and stay valid until the operation is dropped.
-    pub(crate) unsafe fn new(
-        comm: Arc<Comm>,
-        call: Call,
-        ragged: Option<Box<Ragged>>,
-        name: Name,
-    ) -> Result<Collective> {
+    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call, ragged: Option<Box<Ragged>>, name: Name) -> Collective {
         let descriptor = Descriptor::new(&call, name);
         // SAFETY: the caller's promise.
         unsafe { Collective::described(comm, call, ragged, descriptor) }
@@ -56,12 +51,11 @@ impl Collective {
         call: Call,
         ragged: Option<Box<Ragged>>,
         descriptor: Descriptor,
-    ) -> Result<Collective> {
-        comm.check_open()?;
+    ) -> Collective {
         let admission = Admission::new(descriptor.name);
         // SAFETY: the caller's promise.
         let work = unsafe { Stages::new(comm, call, ragged) };
-        Ok(Collective { work, descriptor, admission, waiting: false, has_begun: false })
+        Collective { work, descriptor, admission, waiting: false, has_begun: false }
     }
 
     /// The call's turn on this rank.

@@ -53,7 +53,10 @@ impl SmallGather {
         // SAFETY: both buffers have the size that the call says, and live as long as the operation.
         let gather = unsafe {
             match comm.span {
-                None => Gather::Here(Box::new(Collective::described(comm, call, None, descriptor)?)),
+                None => {
+                    comm.check_open()?;
+                    Gather::Here(Box::new(Collective::described(comm, call, None, descriptor)))
+                }
                 Some(_) => Gather::Spanning(Box::new(Spanning::described(comm, call, None, descriptor)?)),
             }
         };

@@ -54,7 +54,7 @@ impl Recorder {
     pub fn end_after(&self, entry: Entry, state: EntryState, wait: Wait) {
         match wait {
             Wait::None => self.end_at_once(entry, state),
-            Wait::Until(ticks) if entry.is_brief => self.end_at(entry, state, ticks),
+            Wait::Until(ticks) if entry.is_brief() => self.end_at(entry, state, ticks),
             Wait::Until(_) | Wait::Unknown => self.end(entry, state),
         }
     }
@@ -64,7 +64,7 @@ impl Recorder {
     #[inline]
     pub fn end(&self, entry: Entry, state: EntryState) {
         // Reading the clock takes most of the time here.
-        if entry.number == Entry::NONE.number {
+        if entry.is_none() {
             return;
         }
         let ticks = self.clock.ticks();
@@ -76,7 +76,7 @@ impl Recorder {
     /// one time.
     #[inline]
     pub fn end_at_once(&self, entry: Entry, state: EntryState) {
-        if entry.number == Entry::NONE.number {
+        if entry.is_none() {
             return;
         }
         match self.get(slot_base(entry.number) + call::BEGUN) {
@@ -88,27 +88,27 @@ impl Recorder {
     #[inline(always)]
     fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
         self.change(entry, state, Some(ticks));
-        if entry.is_message || entry.number == Entry::NONE.number {
+        if entry.is_message() || entry.is_none() {
             return;
         }
         if state == EntryState::Failed {
             self.count_failed(entry);
             return;
         }
-        let base = channel_base(entry.place.into());
+        let base = channel_base(entry.place());
         // Another group may have got the place while the call ran, and a later call may have ended
         // before this one.
         if entry.number >= self.get(base + channel::FIRST_CALL)
-            && entry.in_channel > self.get(base + channel::CALLS_ENDED)
+            && entry.in_channel() > self.get(base + channel::CALLS_ENDED)
         {
-            self.set(base + channel::CALLS_ENDED, entry.in_channel);
+            self.set(base + channel::CALLS_ENDED, entry.in_channel());
         }
     }
 
     /// Counts a collective call that has failed, unless another group has got the place meanwhile.
     #[cold]
     fn count_failed(&self, entry: Entry) {
-        let base = channel_base(entry.place.into());
+        let base = channel_base(entry.place());
         if entry.number >= self.get(base + channel::FIRST_CALL) {
             self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
         }

@@ -11,7 +11,7 @@ use super::members::Members;
 use super::verdict::{Reason, Verdict, split};
 use crate::error::{Error, Result, Status};
 use crate::rank_list::ranges;
-use crate::recorder::{self, Recorded};
+use crate::recorder::{self, RecordedAgreement};
 use crate::rendezvous::incarnation::{Incarnation, Tickets};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
@@ -173,7 +173,7 @@ pub struct Round {
     pub(super) departures: Option<Arc<Departures>>,
     /// The call in the recording of this process. A round in which this rank takes no part is not
     /// recorded.
-    pub(super) recorded: Recorded,
+    pub(super) recorded: RecordedAgreement,
 }
 
 /// How far the search for deadlocks of one rank in one call is.
@@ -243,7 +243,7 @@ impl Round {
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
             departures: self.departures.clone(),
-            recorded: Recorded::none(),
+            recorded: RecordedAgreement::none(),
         }
     }
 

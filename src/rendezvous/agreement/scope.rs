@@ -12,7 +12,7 @@ use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
 use crate::error::{Error, Result, Status};
-use crate::recorder::{self, Group, Kind, Operation, Recorded};
+use crate::recorder::{self, Group, Kind, Operation, RecordedAgreement};
 use crate::wait::Wait;
 
 /// A set of ranks that make collective calls in the same order.
@@ -392,7 +392,7 @@ impl Scope {
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
             departures: self.departures.clone(),
-            recorded: Recorded::none(),
+            recorded: RecordedAgreement::none(),
         }
     }
 }
