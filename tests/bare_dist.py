@@ -128,7 +128,9 @@ def fetchcontent(dist, work):
 def crate_road(dist, work):
     """The crates of the tarball and ours, as folders that take the place of crates.io."""
     unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
-    registry = work / "source/vendor"
+    # Below the tarball, cargo would find the tarball's own settings, too.
+    registry = (work / "source/vendor").rename(work / "registry")
+    shutil.rmtree(work / "source")
     for name, crate in crates.pack(work / "packed", build=False, allow_changes=True).items():
         with tarfile.open(crate) as archive:
             archive.extractall(registry, **sysroot.AS_TAR_DOES)
@@ -136,13 +138,12 @@ def crate_road(dist, work):
     project = work / "trainer"
     (project / ".cargo").mkdir(parents=True)
     (project / "src").mkdir()
-    (project / ".cargo/config.toml").write_text('[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "/made/source/vendor"\n')
+    (project / ".cargo/config.toml").write_text('[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "/made/registry"\n')
     shutil.copy(ROOT / "tool/templates/cargo/main.rs", project / "src/main.rs")
     (project / "Cargo.toml").write_text(
         f'[package]\nname = "trainer"\nversion = "0.1.0"\nedition = "2024"\n[dependencies]\ndevicemesh = "{VERSION}"\n')
-    shutil.rmtree(work / "source/src")
     return [
-        f"cd /made/source/vendor/devicemesh-tool-{VERSION} && cargo install --quiet --offline --locked --path . --root /usr/local --config /made/trainer/.cargo/config.toml",
+        f"cd /made/registry/devicemesh-tool-{VERSION} && cargo install --quiet --offline --locked --path . --root /usr/local --config /made/trainer/.cargo/config.toml",
         "cd /made/trainer && cargo build --quiet --release --offline",
         f"cd /made/trainer && devicemesh run -n 8 -- target/release/trainer >said && {TRAINED}",
     ]

@@ -78,12 +78,15 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if any(part in name_of(item) for part in wanted)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+    both = [name_of(item) for item in items if item.get_closest_marker("long") and item.get_closest_marker("release")]
+    assert not both, f"marked both `long` and `release`: {both}"
     # The longest tests begin first, so that none of them is the last one that runs.
     items.sort(key=lambda item: item.get_closest_marker("lengthy") is None)
 
 
 def pytest_collection_finish():
-    """The garbage collector leaves alone what is there now, which stays until the end."""
+    """Takes what pytest has collected out of the garbage collector's passes, because it stays until
+    the end."""
     gc.freeze()
 
 

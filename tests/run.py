@@ -8,7 +8,7 @@
                               show the behaviour of other cases in another way (more ranks, more
                               compilers, sanitizers) or need big downloads
     tests/run.py --release    only those marked `release`, which are run before a release: they take
-                              the processors longer than what they show is worth with each change
+                              the processors too long for every change
 
 tests/parts adds the cases of Rust, C, C++ and the headers; pytest runs tests/test_*.py. To add a
 test, add a file. A C or C++ file may begin with comments:
@@ -268,9 +268,10 @@ def main():
 def run_tests():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
-    parser.add_argument("--all", action="store_true", help="all cases")
-    parser.add_argument("--rest", action="store_true", help="only those marked `long`")
-    parser.add_argument("--release", action="store_true", help="only those marked `release`")
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument("--all", action="store_true", help="all cases")
+    level.add_argument("--rest", action="store_true", help="only those marked `long`")
+    level.add_argument("--release", action="store_true", help="only those marked `release`")
     parser.add_argument("--jobs", type=int, default=3, help="how many cases at a time; some of them wait")
     parser.add_argument("--pytest-jobs", type=int, default=5, help="how many Python tests at a time; most of them wait")
     parser.add_argument("--list", action="store_true", help="name the tests and stop")

@@ -161,7 +161,7 @@ def test_the_time_limit_is_that_of_the_rank_that_began_first(job):
     assert ranks.codes(patience=60) == [124] * 3, ranks
     took = time.monotonic() - began
     assert re.search(r"not done after 6 s \(--timeout\), while measuring dp: all_reduce; allow more", ranks.errors[0]), ranks
-    assert 2 < took < 5, f"ended after {took:.1f} s"
+    assert took < 5, f"ended after {took:.1f} s"
 
 
 SLOW = """

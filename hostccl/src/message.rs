@@ -76,8 +76,8 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Returns a message that has not begun, on a communicator that takes calls
-    /// ([`Comm::check_open`]).
+    /// Returns a message that has not begun. The caller has checked that the communicator takes
+    /// calls ([`Comm::check_open`]).
     ///
     /// # Safety
     /// The buffer holds `count` elements, and stays valid until the operation is dropped.

@@ -36,7 +36,8 @@ pub(crate) struct RawRecord(Entry);
 
 impl RawRecord {
     /// Records that a call begins. With `is_queued` the call waits for the end of the thread's
-    /// group. Returns `None` for a call with a name, which is not recorded here.
+    /// group. Returns `None` for a call that is not recorded here: one with a name, or any call
+    /// where the recording has no place for it.
     #[inline]
     pub(crate) fn begin(comm: &Comm, name: &Name, is_queued: bool, what: impl FnOnce() -> What) -> Option<RawRecord> {
         if name.is_none() { RawRecord::of(comm, is_queued, what()) } else { None }
@@ -68,10 +69,11 @@ impl RawRecord {
         let peer = what.peer.map_or(NO_PEER, |peer| peer as i32);
         let dtype = what.dtype as u8;
         let call = Call { operation: what.operation, dtype, reduction, count: what.count as u64, peer, stream: 0 };
-        Some(RawRecord(match is_queued {
+        let entry = match is_queued {
             true => recorder.queue(channel, &call),
             false => recorder::begin(recorder, channel, &call),
-        }))
+        };
+        (!entry.is_none()).then(|| RawRecord(entry))
     }
 
     /// Records that a queued call runs now.

@@ -90,17 +90,19 @@ impl Channel {
 }
 
 /// A call that was begun.
-// Two words are passed in registers.
+// It has two words, because a struct of two words is passed in registers.
 #[must_use = "the call looks unfinished until `end` is called"]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
     number: u64,
-    /// The place of the channel (bits 0 to 15), whether the call is a message (bit 16), whether
-    /// nobody has looked at the clock when the call began, because the call is brief (bit 17), and
-    /// the number of the call in its channel (the other 46 bits).
+    /// The place of the channel (bits 0 to 7), whether the call is a message (bit 8), whether
+    /// nobody has looked at the clock when the call began, because the call is brief (bit 9), and
+    /// the number of the call in its channel (the other 54 bits).
     rest: u64,
 }
+
+const _: () = assert!(layout::CHANNEL_COUNT <= 1 << 8);
 
 impl Entry {
     /// A call that is not recorded.
@@ -108,7 +110,7 @@ impl Entry {
 
     #[inline]
     fn new(number: u64, in_channel: u64, place: u16, is_message: bool, is_brief: bool) -> Entry {
-        let rest = u64::from(place) | u64::from(is_message) << 16 | u64::from(is_brief) << 17 | in_channel << 18;
+        let rest = u64::from(place) | u64::from(is_message) << 8 | u64::from(is_brief) << 9 | in_channel << 10;
         Entry { number, rest }
     }
 
@@ -121,18 +123,18 @@ impl Entry {
     /// The place of the call's channel.
     #[inline]
     fn place(&self) -> usize {
-        usize::from(self.rest as u16)
+        usize::from(self.rest as u8)
     }
 
     #[inline]
     fn is_message(&self) -> bool {
-        self.rest >> 16 & 1 != 0
+        self.rest >> 8 & 1 != 0
     }
 
     /// The number of the call in its channel.
     #[inline]
     fn in_channel(&self) -> u64 {
-        self.rest >> 18
+        self.rest >> 10
     }
 
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
@@ -144,7 +146,7 @@ impl Entry {
     /// Whether nobody has looked at the clock when the call began.
     #[inline]
     pub fn is_brief(&self) -> bool {
-        self.rest >> 17 & 1 != 0
+        self.rest >> 9 & 1 != 0
     }
 }
 

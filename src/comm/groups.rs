@@ -173,8 +173,8 @@ pub(super) fn in_group(library: &Arc<Library>) -> bool {
     with_group(library, |_| ()).is_some()
 }
 
-/// Notes an operation on a communicator that waits for the end of this thread's group. `recorded` is
-/// the operation in the recording.
+/// Notes an operation on a communicator that waits for the end of this thread's group. `recorded`
+/// is the operation in the recording.
 pub(super) fn note(
     communicator: &Arc<Communicator>,
     recorded: Recorded,

@@ -126,7 +126,7 @@ def add(runner):
     over_wheel = programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx, may_skip=False)
     runner.add("rust wire_ucx over the wheel's UCX", over_wheel, "long")
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), "release")
-    runner.add("rust the oldest that is promised", oldest_rust, "release")
+    runner.add("rust the oldest that is promised", oldest_rust, "long")
     documentation = ["cargo", "test", *WORKSPACE, "--doc"]
 
     def documented():

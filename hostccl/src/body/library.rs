@@ -69,7 +69,8 @@ pub(crate) unsafe fn hostcclLastErrorRanks(
 
 #[inline]
 pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Result<ncclResult_t> {
-    // SAFETY: NULL, or a text that has that many bytes by the caller's contract.
+    // SAFETY: `name` is NULL, or by the caller's contract points to that many bytes, which nobody
+    // changes during this call.
     let text = unsafe { name.cast::<[u8; NAME_BYTES]>().as_ref() };
     let is_free = Name::set_next(tag, text.unwrap_or(&[0; NAME_BYTES]));
     error::begin_call();

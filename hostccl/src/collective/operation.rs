@@ -31,8 +31,8 @@ pub(crate) struct Collective {
 }
 
 impl Collective {
-    /// Returns a collective that has not begun, on a communicator that takes calls
-    /// ([`Comm::check_open`]). `ragged` has the counts where each rank has its own.
+    /// Returns a collective that has not begun. The caller has checked that the communicator takes
+    /// calls ([`Comm::check_open`]). `ragged` has the counts where each rank has its own.
     ///
     /// # Safety
     /// The buffers hold what the call says, and stay valid until the operation is dropped.

@@ -1,5 +1,5 @@
 //! Every state of jobs with four ranks. The jobs of the ignored tests have 13 million states
-//! together and take less than 23 s of processor time, so only `make test-all` runs them
+//! together and take less than 23 s of processor time, so only `make test-release` runs them
 //! (tests/parts/rust.py).
 //!
 //!     cargo test -p recovery-model --test four -- --ignored

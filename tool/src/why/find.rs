@@ -19,8 +19,9 @@ use crate::proc::{self, Stat};
 use crate::ps::jobs::program;
 use crate::recordings::{files, length_of_tick};
 
-/// How often the tool looks whether a process computes, and the time between two looks.
+/// How many times the tool looks whether a process computes.
 const LOOKS: u32 = 4;
+/// The time between two looks.
 const BETWEEN: Duration = Duration::from_millis(10);
 /// The list of processes is read at most this many times.
 const MOST_LISTS: usize = 8;
@@ -94,8 +95,8 @@ fn look_again(processes: &mut [Process]) {
 }
 
 /// Looks again at the processes that compute, given by their numbers and states. A process that
-/// sleeps wakes for moments, for example for a timer, or after another `devicemesh why` has read its
-/// stack. So a process computes only if it does so at each look.
+/// sleeps wakes for a moment, for example for a timer, or after another `devicemesh why` has read
+/// its stack. So a process computes only if it does so at each look.
 fn look_again_at(mut processes: Vec<(u32, &mut State)>) {
     for _ in 1..LOOKS {
         processes.retain(|(_, state)| **state == State::Computes);
@@ -103,7 +104,11 @@ fn look_again_at(mut processes: Vec<(u32, &mut State)>) {
             break;
         }
         sleep(BETWEEN);
-        processes.iter_mut().for_each(|(pid, known)| **known = state(*pid));
+        // Only a sleep shows that the process was awake for a moment. It may be stopped for a
+        // moment by another tool, or may have ended since its recording was read.
+        for (_, known) in processes.iter_mut().filter(|(pid, _)| state(*pid) == State::Sleeps) {
+            **known = State::Sleeps;
+        }
     }
 }
 

@@ -46,7 +46,7 @@ pub enum Origin {
 /// What a process does, as the kernel says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// A thread of the process uses a CPU.
+    /// A thread of the process used a processor, or was ready to, at each look of the tool.
     Computes,
     /// The process waits for something.
     Sleeps,
