@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from support.paths import LIBRARY
-from support.processes import environment, starvation, waits
+from support.processes import disk_waits, environment, starvation, waits
 
 # Seconds that an error may take beyond the promised 10 % + 250 ms, besides the time that the
 # hosts' processes waited for a busy processor.
@@ -21,8 +21,9 @@ class Rank:
 
     def __init__(self, program, lab, host, rank, size, method, timeout, device="cuda", variables=None):
         self.lab, self.rank, self.timeout, self.unread = lab, rank, timeout, b""
-        # How long the threads of the hosts had waited for a processor when the call began.
-        self.waits = {}
+        # How long the threads of the hosts had waited for a processor when the call began, and how
+        # long processes of the machine had waited for its disk.
+        self.waits, self.disk_waits = {}, 0.0
         command = [program, device, method, rank, size, int(1000 * timeout), LIBRARY / "libhostccl.so"]
         self.process = lab.spawn(host, list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                  env=environment(**(variables or {})))
@@ -44,7 +45,7 @@ class Rank:
         return line.decode()
 
     def start(self, word):
-        self.waits = waits(self.lab.pids())
+        self.waits, self.disk_waits = waits(self.lab.pids()), disk_waits()
         self.process.stdin.write(f"{word}\n".encode())
         self.process.stdin.flush()
         assert self.line() == "begin"
@@ -71,7 +72,7 @@ class Rank:
         for said in re.findall(r"within (\d+) ms", message):
             assert int(said) == int(1000 * self.timeout), f"rank {self.rank} has a timeout of {self.timeout} s, and says {message}"
         limit = within or 1.1 * self.timeout + 0.25
-        starved = starvation(self.waits, self.lab.pids())
-        late = f"rank {self.rank}: {status} after {seconds} s, expected within {limit:.2f} s and {starved:.2f} s of waiting for processors"
+        starved = starvation(self.waits, self.lab.pids()) + disk_waits() - self.disk_waits
+        late = f"rank {self.rank}: {status} after {seconds} s, expected within {limit:.2f} s and {starved:.2f} s of waiting for processors and disks"
         assert seconds <= limit + SLACK + starved, f"{late}: {message}"
         return message

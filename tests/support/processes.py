@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -186,6 +187,15 @@ def starvation(before, pids):
         process = task.parts[2]
         waited[process] = waited.get(process, 0.0) + max(0.0, seconds - before.get(task, 0.0))
     return max(waited.values(), default=0.0)
+
+
+def disk_waits():
+    """For how many seconds since the machine started some process has waited for a disk. A program
+    whose pages the machine has dropped waits until they are read again. It is 0 where the kernel
+    does not count this (pressure stall information)."""
+    with contextlib.suppress(OSError):
+        return int(re.search(r"^some .* total=(\d+)", Path("/proc/pressure/io").read_text(), re.M)[1]) / 1e6
+    return 0.0
 
 
 def wait_until(condition, what, patience=60):
