@@ -280,6 +280,6 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs site guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-release test-nccl soak soak-hosts jax \
-	interop check header examples fuzz clean bench-store bench-mesh bench-recorder instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
+.PHONY: help build docs site guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-release test-nccl soak soak-hosts \
+	jax interop check header examples fuzz clean bench-store bench-mesh bench-recorder instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
 	install uninstall abi-record gates deny bare-root bare-dist dist crates release

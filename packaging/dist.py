@@ -266,8 +266,8 @@ def main():
     if "musl" in parts and "x86_64" in wanted:
         name = f"devicemesh-{version}-x86_64-linux-musl"
         tool = binaries.static_tool(WORK / "musl")
-        texts = ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", THIRD_PARTY
-        pack(out / f"{name}.tar.gz", [*files_below(tool, name), *((f"{name}/{path.name}", path) for path in texts)], time)
+        texts = [(f"{name}/{path.name}", path) for path in build_wheel.licence_files(THIRD_PARTY)]
+        pack(out / f"{name}.tar.gz", [*files_below(tool, name), *texts], time)
     if "jax" in parts:
         for machine in sorted(wanted):
             jax_wheel(out, machine)

@@ -142,8 +142,9 @@ def crate_road(dist, work):
     shutil.copy(ROOT / "tool/templates/cargo/main.rs", project / "src/main.rs")
     (project / "Cargo.toml").write_text(
         f'[package]\nname = "trainer"\nversion = "0.1.0"\nedition = "2024"\n[dependencies]\ndevicemesh = "{VERSION}"\n')
+    install = "cargo install --quiet --offline --locked --path . --root /usr/local --config /made/trainer/.cargo/config.toml"
     return [
-        f"cd /made/registry/devicemesh-tool-{VERSION} && cargo install --quiet --offline --locked --path . --root /usr/local --config /made/trainer/.cargo/config.toml",
+        f"cd /made/registry/devicemesh-tool-{VERSION} && {install}",
         "cd /made/trainer && cargo build --quiet --release --offline",
         f"cd /made/trainer && devicemesh run -n 8 -- target/release/trainer >said && {TRAINED}",
     ]

@@ -73,6 +73,7 @@ class Rank:
             assert int(said) == int(1000 * self.timeout), f"rank {self.rank} has a timeout of {self.timeout} s, and says {message}"
         limit = within or 1.1 * self.timeout + 0.25
         starved = starvation(self.waits, self.lab.pids()) + disk_waits() - self.disk_waits
-        late = f"rank {self.rank}: {status} after {seconds} s, expected within {limit:.2f} s and {starved:.2f} s of waiting for processors and disks"
-        assert seconds <= limit + SLACK + starved, f"{late}: {message}"
+        late = f"rank {self.rank}: {status} after {seconds} s, expected within {limit:.2f} s"
+        waited = f"{starved:.2f} s of waiting for processors and disks"
+        assert seconds <= limit + SLACK + starved, f"{late} and {waited}: {message}"
         return message

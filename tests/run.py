@@ -64,7 +64,7 @@ class Runner:
     def __init__(self, options):
         self.options = options
         # The level says which cases run.
-        self.level = "all" if options.all or options.k else "rest" if options.rest else "release" if options.release else "quick"
+        self.level = "all" if options.k else options.level
         self.passed, self.skipped = 0, 0
         # The name of each case that failed.
         self.failed = []
@@ -269,9 +269,8 @@ def run_tests():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
     level = parser.add_mutually_exclusive_group()
-    level.add_argument("--all", action="store_true", help="all cases")
-    level.add_argument("--rest", action="store_true", help="only those marked `long`")
-    level.add_argument("--release", action="store_true", help="only those marked `release`")
+    for name, what in (("all", "all cases"), ("rest", "only those marked `long`"), ("release", "only those marked `release`")):
+        level.add_argument(f"--{name}", dest="level", action="store_const", const=name, default="quick", help=what)
     parser.add_argument("--jobs", type=int, default=3, help="how many cases at a time; some of them wait")
     parser.add_argument("--pytest-jobs", type=int, default=5, help="how many Python tests at a time; most of them wait")
     parser.add_argument("--list", action="store_true", help="name the tests and stop")

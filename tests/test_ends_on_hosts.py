@@ -167,8 +167,9 @@ def test_nodes_that_do_not_obey_are_named_and_given_up(start):
     process.terminate()
     waiting = r"devicemesh run: waiting for the end of node 1 \(be\), \d+ s after the signal; in (\d+) s the connection is closed; a second signal kills the ranks at once\n"
     line = process.stderr.readline()
-    assert re.fullmatch(waiting, line), line
-    left = int(re.fullmatch(waiting, line)[1])
+    found = re.fullmatch(waiting, line)
+    assert found, line
+    left = int(found[1])
     assert 23 <= left + time.monotonic() - began <= 26, line
     _, err = ends(process, 143)
     assert time.monotonic() - began >= 25, err

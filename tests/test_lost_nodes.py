@@ -238,7 +238,8 @@ def test_a_host_that_is_out_of_reach_comes_back(lab, ssh):
     lab.wait_for(r"node 2 \(gamma\) has gone: .*; the job goes on without its ranks until they start again there \(restart 1 of 3\)\n")
     lab.wait_for(r"node 2 \(gamma\): ssh ended with code 255: .*; the next try follows after 1 s\n")
     lab.heal("gamma")
-    lab.wait_for(r"rank 4 (came back|goes on) in epoch", r"rank 5 (came back|goes on) in epoch")
+    again = r"(came back in epoch|goes on in epoch \d+ with 0 lost and 2 joined)"
+    lab.wait_for(f"rank 4 {again}", f"rank 5 {again}")
     lab.tools["store"].terminate()
     assert lab.tools["store"].wait(END) == 143, lab.text()
 

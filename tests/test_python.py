@@ -218,7 +218,7 @@ def test_one_wheel_serves_the_oldest_and_the_newest_python(python, tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     found = list(interpreters().items())
     assert found, "not even the Python of this machine"
-    # What the oldest and the newest Python can do, those between them can do.
+    # Each Python between these two can do what both can do.
     chosen = dict([found[0], found[-1]])
     for version, interpreter in chosen.items():
         folder = tmp_path / version

@@ -87,11 +87,14 @@ def version() -> str:
     return found.group(1)
 
 
+def licence_files(third_party: Path) -> list[Path]:
+    """The files with the licences, with those of other projects' code where they are there."""
+    return [path for path in (ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", third_party) if path.exists()]
+
+
 def licences(third_party: Path) -> dict[str, str]:
-    """The licences for a .dist-info folder, with those of other projects' code where they are
-    there."""
-    paths = ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", third_party
-    return {f"licenses/{path.name}": path.read_text(encoding="utf-8") for path in paths if path.exists()}
+    """The licences for a .dist-info folder."""
+    return {f"licenses/{path.name}": path.read_text(encoding="utf-8") for path in licence_files(third_party)}
 
 
 def metadata(third_party: Path = THIRD_PARTY) -> dict[str, str]:

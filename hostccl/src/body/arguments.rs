@@ -15,6 +15,7 @@ pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
 
 /// Returns the communicator, the element type and the reduction that an operation names. The
 /// communicator must take operations.
+// Inlined, because a call waits where it reads a result that was just written in smaller pieces.
 #[inline(always)]
 pub(super) fn named(
     comm: ncclComm_t,

@@ -25,6 +25,7 @@ const DIRECT_BYTES: usize = 64 << 10;
 
 impl Pipeline {
     /// Returns the pipeline of a call. It is the same on all ranks of the call.
+    // Inlined, so that the pipeline is made where it stays and is not copied.
     #[inline(always)]
     pub(super) fn new(call: &Call, layout: &Layout) -> Pipeline {
         let size = call.dtype.size();
