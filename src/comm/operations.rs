@@ -120,8 +120,9 @@ impl View {
                 "{name}: stream is {stream:p}, but device type cpu has no streams: pass NULL (the call returns when its result is there)"
             )));
         }
+        let in_group = groups::in_group(library);
         // Inside a group the call goes on to the library, which then fails the whole group.
-        if let Some(error) = communicator.earlier_failure().filter(|_| !groups::in_group(library)) {
+        if let Some(error) = communicator.earlier_failure().filter(|_| !in_group) {
             return Err(error.within(name));
         }
         groups::check_usable(library)?;
@@ -130,7 +131,7 @@ impl View {
         }
         communicator.set_timeout(millis(self.root_comms().timeout()))?;
         let (call, mut recorded) = (self.call_name(index), Recorded::none());
-        let record = || self.record(library, index, operands);
+        let record = || self.record(library, index, operands, in_group);
         let outcome = match library.is_host_engine() {
             true => {
                 library.name_next_call(call);
@@ -160,7 +161,7 @@ impl View {
             }
             self.root_comms().explained(error, group)
         })?;
-        match groups::in_group(library) {
+        match in_group {
             true => groups::note(communicator, recorded, self.recorded_group(index), || {
                 format!("{name} along {}", self.mesh().dim_name(index))
             }),
@@ -179,10 +180,10 @@ impl View {
     /// Records that an operation along dimension `index` begins, or waits for the end of the
     /// thread's group.
     #[inline]
-    fn record(&self, library: &Arc<Library>, index: usize, operands: Operands) -> Recorded {
+    fn record(&self, library: &Library, index: usize, operands: Operands, in_group: bool) -> Recorded {
         let Some(group) = self.recorded_group(index) else { return Recorded::none() };
         let call = operands.what.call(operands.count, operands.dtype, operands.stream);
-        match groups::in_group(library) {
+        match in_group {
             true => group.queue(&call),
             false if library.is_embedded() => group.begin_embedded(&call),
             false => group.begin(&call),
