@@ -415,11 +415,47 @@ impl Comm {
     /// Ends this rank's current step. The peers see what this rank wrote in the step once all ranks
     /// have ended it.
     pub(crate) fn end_step(&self) {
+        // SAFETY: the address is that of 8 aligned bytes, which only this rank touches in this step.
+        self.end_step_handing_over(|to| unsafe { to.cast::<u64>().write(0) });
+    }
+
+    /// Ends the step as [`end_step`](Comm::end_step) does. In a communicator of two ranks on one
+    /// host, it first calls `write` with the address of the bytes that go to the other rank
+    /// ([`handed_over`](Comm::handed_over)). `write` puts 0 into the first 8 bytes if the step hands
+    /// over nothing.
+    #[inline]
+    pub(crate) fn end_step_handing_over(&self, write: impl FnOnce(*mut u8)) {
         let step = self.step() + 1;
         self.step.store(step, Ordering::Relaxed);
-        self.segment.seat(self.rank).step.store(step as u32);
+        let seat = self.segment.seat(self.rank);
+        seat.step.store(step as u32);
+        if self.other_of_two().is_some() {
+            // The other rank polls this cache line. So the writes to it follow each other without
+            // other work between them. Otherwise the line could move to the other rank and back
+            // between two writes.
+            let end = seat.end_of(step);
+            write(end.beside());
+            end.set(step as u32);
+            return;
+        }
         // Seat 0 may wait for the other seats before it ends the step.
         self.segment.header().steps.end(step as u32, self.nranks, self.span.is_some());
+    }
+
+    /// Returns the other rank if the communicator has two ranks, both on one host. Such ranks use no
+    /// common counter. Each waits for a word of the other one, because a counter that both change
+    /// would move between their caches more often.
+    #[inline]
+    pub(crate) fn other_of_two(&self) -> Option<usize> {
+        (self.nranks == 2 && self.span.is_none()).then(|| 1 - self.rank)
+    }
+
+    /// Returns the address of the [`BESIDE`](crate::event::BESIDE) bytes that `rank` hands over at the
+    /// end of a step, in a communicator of two ranks. `ended` is the number of steps that `rank` has
+    /// ended then.
+    #[inline]
+    pub(crate) fn handed_over(&self, rank: usize, ended: u64) -> *mut u8 {
+        self.segment.seat(rank).end_of(ended).beside()
     }
 
     /// Returns the event to wait for while another rank of this host has not ended this rank's
@@ -434,17 +470,37 @@ impl Comm {
     /// and `None` once all have.
     pub(crate) fn step_blocked(&self) -> Option<Poll> {
         let step = self.step();
-        // No rank can be a step ahead of this one, so it is enough to compare for equality, and the
-        // 32 bits may wrap.
-        let seen = self.segment.header().steps.ended.value();
+        // The counted word cannot pass this rank's step, because this rank must count itself in. The
+        // other one of two ranks can be one step ahead, and that step has another word. So a
+        // comparison for equality is enough, and the 32 bits may wrap.
+        let seen = self.step_event(step).value();
         (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
+    }
+
+    /// Fetches the cache line to which this rank writes when it ends its next step. Does nothing
+    /// unless there are two ranks on one host. The other rank has read what is there. It polls the
+    /// line again only after it has ended that next step itself.
+    #[inline]
+    pub(crate) fn fetch_next_end(&self) {
+        if self.other_of_two().is_some() {
+            self.segment.seat(self.rank).end_of(self.step() + 1).fetch();
+        }
+    }
+
+    /// Returns the word that holds the number of `step` once all ranks have ended it. This rank has
+    /// ended it already.
+    fn step_event(&self, step: u64) -> &Event {
+        match self.other_of_two() {
+            Some(other) => self.segment.seat(other).end_of(step),
+            None => &self.segment.header().steps.ended,
+        }
     }
 
     /// The word that changes when the blocker goes away.
     pub(crate) fn event(&self, blocker: Blocker) -> &Event {
         match blocker {
             Blocker::Arrivals => &self.segment.header().arrived,
-            Blocker::Step(_) => &self.segment.header().steps.ended,
+            Blocker::Step(step) => self.step_event(step),
             Blocker::OtherSeats(_) => &self.segment.header().steps.count,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
             Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,

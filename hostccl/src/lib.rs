@@ -81,6 +81,8 @@
 //!   five slots are enough. The parts of a split have smaller slots than their parent would have
 //!   alone, so that all of them together take as much memory as one communicator.
 //! - Messages flow through a ring buffer for each ordered pair of ranks.
+//! - Up to 16 bytes of a message, or of a collective of two ranks, come with the cache line that
+//!   says that the other rank is there.
 //! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
 //!   connection for each pair of processes that need one. A collective over several hosts combines
 //!   inside each host, exchanges between the hosts on the connections of all ranks, and spreads

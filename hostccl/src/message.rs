@@ -1,8 +1,13 @@
 //! Messages from one rank to another.
 //!
 //! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line and
-//! its bytes, padded to whole cache lines. A long message flows through the ring piece by piece. A
-//! send ends when the receiver has taken the whole message. So both sides learn of sizes that
+//! its bytes, padded to whole cache lines. A long message flows through the ring piece by piece.
+//!
+//! A short message has only its header in the ring. Its bytes lie beside `head`, the counter for
+//! which the receiver waits, and come with its cache line. For every message, the count, the type
+//! and the name's tag lie there, too, and the receiver compares these.
+//!
+//! A send ends when the receiver has taken the whole message. So both sides learn of sizes that
 //! disagree, and the sender may leave the communicator afterwards.
 
 use std::sync::Arc;
@@ -11,6 +16,7 @@ use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::event::BESIDE;
 use crate::operation::Operation;
 use crate::places::Place;
 use crate::plain;
@@ -19,19 +25,28 @@ use crate::segment::LINE;
 use crate::turn::Pass;
 use crate::types::{DataType, ncclInvalidUsage};
 
-/// The first line of a message in the ring.
+// The first line of a message in the ring has the name under which the sender sends.
+const _: () = assert!(size_of::<Name>() <= LINE);
+
+/// What the sender writes beside `head`. The receiver compares it with its own call, and does not
+/// read the header.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Header {
-    /// How many elements the sender sends. The receiver compares it with its own count.
+struct Brief {
+    /// How many elements the sender sends.
     count: u64,
-    /// The sender's element type, which the receiver compares with its own.
+    /// The tag of the name under which the sender sends.
+    tag: u64,
+    /// The sender's element type.
     dtype: i32,
-    /// The name under which the sender sends.
-    name: Name,
+    /// The message, if it has at most [`SHORT`] bytes.
+    bytes: [u8; SHORT],
 }
 
-const _: () = assert!(size_of::<Header>() <= LINE);
+/// The most bytes of a short message.
+const SHORT: usize = 16;
+
+const _: () = assert!(size_of::<Brief>() <= BESIDE && align_of::<Brief>() == 8);
 
 /// The length of a message's first pieces in bytes: half of a small first-level cache.
 const PIECE: usize = 16 << 10;
@@ -63,7 +78,7 @@ pub(crate) struct Message {
     dtype: DataType,
     /// The call's turn at its place.
     pass: Pass,
-    /// Whether this side has written or read the header.
+    /// Whether this side has written the header, or has compared what the sender wrote with it.
     opened: bool,
     /// Where in the ring the message starts, as a value of the head. The sender sets it when it
     /// writes the header.
@@ -132,6 +147,11 @@ impl Message {
         self.count * self.dtype.size()
     }
 
+    /// Whether the bytes of the message lie beside the counter, and only its header is in the ring.
+    fn is_short(&self) -> bool {
+        self.bytes() <= SHORT
+    }
+
     fn mismatch(&self, count: u64, dtype: i32) -> Error {
         let peer = self.comm.labels.of_seat(self.peer);
         fail_mismatch(&self.comm, peer, (count, dtype), (self.count, self.dtype))
@@ -165,6 +185,8 @@ impl Message {
             let free = ring - head.wrapping_sub(tail) as usize;
             let is_written = self.opened && self.done == self.bytes();
             if is_written && head == tail {
+                // The next send to that rank writes to this cache line first, so it is fetched now.
+                channel.head.fetch();
                 return Poll::Done;
             }
             if is_written || free < LINE {
@@ -183,22 +205,42 @@ impl Message {
             }
             let start = head;
             let mut room = free;
-            if !self.opened {
-                let header = Header { count: self.count as u64, dtype: self.dtype as i32, name: *self.pass.name() };
+            let begins = !self.opened;
+            if begins {
                 // SAFETY: a line is free at the head. The head is a multiple of the line's size,
                 // and the ring's size is, too.
-                unsafe { plain::write(memory.add(head as usize % ring).cast::<Header>(), header) };
+                unsafe { plain::write(memory.add(head as usize % ring).cast::<Name>(), *self.pass.name()) };
                 (self.opened, self.start) = (true, head);
                 head = head.wrapping_add(LINE as u32);
                 room -= LINE;
             }
-            let bytes = self.piece(head, room);
-            // SAFETY: `piece` keeps to the buffer and to the free bytes of the ring, which the
-            // receiver does not touch.
-            unsafe { plain::copy_in(from.add(self.done), memory.add(head as usize % ring), bytes) };
-            self.done += bytes;
-            head = head.wrapping_add(bytes.next_multiple_of(LINE) as u32);
+            let mut brief = Brief {
+                count: self.count as u64,
+                tag: self.pass.name().tag,
+                dtype: self.dtype as i32,
+                bytes: [0; SHORT],
+            };
+            if self.is_short() {
+                // SAFETY: the message is not longer than the field.
+                unsafe { std::ptr::copy_nonoverlapping(from, brief.bytes.as_mut_ptr(), self.bytes()) };
+                self.done = self.bytes();
+            } else {
+                let bytes = self.piece(head, room);
+                // SAFETY: `piece` keeps to the buffer and to the free bytes of the ring, which the
+                // receiver does not touch.
+                unsafe { plain::copy_in(from.add(self.done), memory.add(head as usize % ring), bytes) };
+                self.done += bytes;
+                head = head.wrapping_add(bytes.next_multiple_of(LINE) as u32);
+            }
             debug_assert!(head != start);
+            if begins {
+                // The receiver polls this cache line. So the writes to it follow each other without
+                // other work between them.
+                // SAFETY: there is room, as asserted above. The receiver has taken the message before
+                // this one, or it may not read the bytes now, because this rank has taken its message
+                // back ([`Expected`](crate::segment::Expected)).
+                unsafe { plain::write(channel.head.beside().cast(), brief) };
+            }
             channel.head.set(head);
         }
     }
@@ -221,15 +263,16 @@ impl Message {
         self.pass.hand_over(comm, tag).then_some(Poll::Blocked { seen, blocker: Blocker::Turn })
     }
 
-    /// Handles a message in the ring that has another name than this receive. Lets this rank's
-    /// receive of that name go first, if there is one. Otherwise tells the sender for what this
-    /// rank waits. Returns `None` when something has changed meanwhile.
+    /// Handles a message in the ring that is for another name than this receive's. `tag` is the tag
+    /// of that other name. Lets this rank's receive of that name go first, if there is one.
+    /// Otherwise tells the sender for what this rank waits. Returns `None` when something has changed
+    /// meanwhile.
     #[cold]
-    fn wait_for_other(&mut self, name: &Name) -> Option<Poll> {
+    fn wait_for_other(&mut self, tag: u64) -> Option<Poll> {
         let comm = &self.comm;
         let channel = comm.segment.channel(self.peer, comm.rank);
         let (order, seen) = (channel.order.value(), comm.places.changed.value());
-        if self.pass.hand_over(comm, name.tag) {
+        if self.pass.hand_over(comm, tag) {
             return Some(Poll::Blocked { seen, blocker: Blocker::Turn });
         }
         channel.expects.publish(self.pass.name(), self.pass.waiting_tags(comm).into_iter());
@@ -274,22 +317,35 @@ impl Message {
             let channel = self.comm.segment.channel(self.peer, self.comm.rank);
             let head = channel.head.value();
             if head == tail {
+                if !self.opened {
+                    // This rank writes to `tail` as soon as the message has come, so the line is
+                    // fetched now.
+                    channel.tail.fetch();
+                }
                 return Ok(Poll::Blocked { seen: head, blocker: Blocker::From(self.peer) });
             }
             if !self.opened {
-                // SAFETY: the sender put a header at the start of its message and published it.
-                let header = unsafe { plain::read(memory.add(tail as usize % ring).cast::<Header>()) };
-                if header.name.tag != self.pass.name().tag {
-                    match self.wait_for_other(&header.name) {
+                // SAFETY: the sender wrote the brief when its message began, and then published it
+                // through `head`.
+                let brief = unsafe { plain::read(channel.head.beside().cast::<Brief>()) };
+                if brief.tag != self.pass.name().tag {
+                    match self.wait_for_other(brief.tag) {
                         Some(blocked) => return Ok(blocked),
                         None => continue,
                     }
                 }
-                if (header.count, header.dtype) != (self.count as u64, self.dtype as i32) {
-                    return Err(self.mismatch(header.count, header.dtype));
+                if (brief.count, brief.dtype) != (self.count as u64, self.dtype as i32) {
+                    return Err(self.mismatch(brief.count, brief.dtype));
                 }
                 self.opened = true;
                 tail = tail.wrapping_add(LINE as u32);
+                if self.is_short() {
+                    // SAFETY: the buffer and the field hold as many bytes as the message has.
+                    unsafe { std::ptr::copy_nonoverlapping(brief.bytes.as_ptr(), to, self.bytes()) };
+                    self.done = self.bytes();
+                    channel.tail.set(tail);
+                    return Ok(Poll::Done);
+                }
             }
             let bytes = self.piece(tail, head.wrapping_sub(tail) as usize);
             // SAFETY: `piece` keeps to the buffer and to the published bytes of the ring, which
@@ -382,10 +438,10 @@ pub(crate) fn different_names(comm: &Comm, from: usize, to: usize) -> String {
     let is_there = (comm.rank == from || channel.expects.withdraw()) && channel.head.value() != tail;
     // SAFETY: there is a header at the tail, which the receiver has left there because its calls
     // have other names.
-    let sent = is_there
-        .then(|| unsafe { plain::read(comm.segment.ring(from, to).add(tail as usize % ring).cast::<Header>()) });
+    let sent =
+        is_there.then(|| unsafe { plain::read(comm.segment.ring(from, to).add(tail as usize % ring).cast::<Name>()) });
     let of = |name: &Name| if name.along().is_empty() { " without a name".to_owned() } else { name.along() };
-    let sent = sent.map_or_else(|| " under another name".to_owned(), |header| of(&header.name));
+    let sent = sent.map_or_else(|| " under another name".to_owned(), |name| of(&name));
     let (from, to) = (comm.label(from), comm.label(to));
     format!("{from} sends to {to}{sent}, where {to} receives{}", of(&expected))
 }

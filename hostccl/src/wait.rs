@@ -358,19 +358,25 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
     for call in calls {
         watches.push(Watch { event: call.comm.event(call.blocker), seen: call.seen });
         watches.extend(call.comm.second_event(call.blocker));
-        // A failure wakes the threads that sleep on a barrier. There are too many channels to wake
-        // the sleepers of each one, so threads that sleep on a channel watch the alarm as well.
+        // A failure wakes the threads that sleep on words of the header, which all ranks use. It
+        // wakes nobody on the other words, because there are several for each rank and for each pair
+        // of ranks. So a thread that sleeps on one of those also watches the alarm.
         let alarm = &call.comm.segment.header().alarm;
-        let pairwise = matches!(
-            call.blocker,
+        let pairwise = match call.blocker {
+            Blocker::Step(_) => call.comm.other_of_two().is_some(),
             Blocker::From(_)
-                | Blocker::OtherSeats(_)
-                | Blocker::To { .. }
-                | Blocker::Turn
-                | Blocker::OtherCall(_)
-                | Blocker::Wire { .. }
-                | Blocker::RemoteMessage { .. }
-        );
+            | Blocker::OtherSeats(_)
+            | Blocker::To { .. }
+            | Blocker::Turn
+            | Blocker::OtherCall(_)
+            | Blocker::Wire { .. }
+            | Blocker::RemoteMessage { .. } => true,
+            Blocker::Arrivals
+            | Blocker::CommonName(_)
+            | Blocker::HostNames { .. }
+            | Blocker::Decision(_)
+            | Blocker::NewSegment(_) => false,
+        };
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }

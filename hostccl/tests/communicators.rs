@@ -193,28 +193,33 @@ fn communicators_can_be_made_without_blocking() {
 
 #[test]
 fn a_rank_multiplies_by_its_own_scalar_before_the_sum() {
-    ranks(3, |comm, rank| {
-        let value = [3_i64, 5, -7];
-        let mut scalar = rank as i64 + 1;
-        for residence in [ncclScalarHostImmediate, ncclScalarDevice] {
-            let mut op = -1;
-            let place = (&raw mut scalar).cast();
-            // SAFETY: there is a place for the operator, and the scalar outlives it.
-            ok(unsafe { ncclRedOpCreatePreMulSum(&raw mut op, place, I64, residence, **comm) });
-            let mut total = [0_i64; 3];
-            let (from, to) = (value.as_ptr().cast(), total.as_mut_ptr().cast());
-            // SAFETY: each buffer has three elements.
-            ok(unsafe { ncclAllReduce(from, to, 3, I64, op, **comm, null_mut()) });
-            assert_eq!(total, [18, 30, -42]);
-            let mut part = 0_i64;
-            // SAFETY: the send buffer has an element for every rank, and the receive buffer has
-            // one.
-            ok(unsafe { ncclReduceScatter(from, (&raw mut part).cast(), 1, I64, op, **comm, null_mut()) });
-            assert_eq!(part, total[rank]);
-            // SAFETY: the operator is live.
-            ok(unsafe { ncclRedOpDestroy(op, **comm) });
+    let of_size = |size: usize| {
+        move |comm: &Comm, rank: usize| {
+            let value = &[3_i64, 5, -7][..size];
+            let expected: Vec<i64> = value.iter().map(|value| value * (1..=size as i64).sum::<i64>()).collect();
+            let mut scalar = rank as i64 + 1;
+            for residence in [ncclScalarHostImmediate, ncclScalarDevice] {
+                let mut op = -1;
+                let place = (&raw mut scalar).cast();
+                // SAFETY: there is a place for the operator, and the scalar outlives it.
+                ok(unsafe { ncclRedOpCreatePreMulSum(&raw mut op, place, I64, residence, **comm) });
+                let mut total = vec![0_i64; size];
+                let (from, to) = (value.as_ptr().cast(), total.as_mut_ptr().cast());
+                // SAFETY: each buffer has `size` elements.
+                ok(unsafe { ncclAllReduce(from, to, size, I64, op, **comm, null_mut()) });
+                assert_eq!(total, expected);
+                let mut part = 0_i64;
+                // SAFETY: the send buffer has an element for every rank, and the receive buffer has
+                // one.
+                ok(unsafe { ncclReduceScatter(from, (&raw mut part).cast(), 1, I64, op, **comm, null_mut()) });
+                assert_eq!(part, total[rank]);
+                // SAFETY: the operator is live.
+                ok(unsafe { ncclRedOpDestroy(op, **comm) });
+            }
         }
-    });
+    };
+    ranks(2, of_size(2));
+    ranks(3, of_size(3));
     // One rank multiplies as well. In f32 the scalar need not be an integer.
     ranks(1, |comm, _| {
         let (mut scalar, value, mut op, mut result) = (0.25_f32, 6.0_f32, -1, 0.0_f32);

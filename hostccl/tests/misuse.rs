@@ -74,6 +74,34 @@ fn different_collectives_are_an_error_on_all_ranks() {
     }
 }
 
+/// Two ranks describe their calls to each other in two places, which they use in turn. The
+/// description of an earlier call may still lie there. No rank takes it for the call that the other
+/// rank makes now.
+#[test]
+fn an_earlier_call_of_the_other_rank_is_not_taken_for_its_next_one() {
+    for earlier in 2..=5 {
+        let answers = ranks(2, |rank, comm| {
+            for _ in 0..earlier {
+                assert_eq!(sum_of_ones(comm, 1).unwrap(), [2.0]);
+            }
+            if rank == 0 {
+                return sum_of_ones(comm, 1).unwrap_err();
+            }
+            let mut part = null_mut();
+            // SAFETY: there is a place for the communicator.
+            let result = unsafe { ncclCommSplit(comm, 0, 0, &raw mut part, null_mut()) };
+            (result, last_error())
+        });
+        for (code, message) in answers {
+            assert_eq!(code, ncclInvalidUsage, "after {earlier} calls: {message}");
+            assert!(
+                message.contains("rank 0 calls ncclAllReduce(1 x float32, sum), rank 1 calls ncclCommSplit"),
+                "{message}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_message_of_another_size_is_an_error_on_both_sides() {
     let answers = ranks(2, |rank, comm| {

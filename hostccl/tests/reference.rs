@@ -64,6 +64,21 @@ fn eight_ranks() {
     check(8);
 }
 
+/// Two ranks hand up to 16 bytes over with the ends of their steps. The sizes are below, at and
+/// above that bound. In some calls the bound holds for the whole data, in others for both ranks'
+/// parts together.
+#[test]
+fn sizes_around_what_two_ranks_hand_over() {
+    let mut cases = Vec::new();
+    for dtype in DataType::ALL {
+        let most = 16 / dtype.size();
+        for count in [most / 2, most / 2 + 1, most - 1, most, most + 1] {
+            cases.push(Case::new(dtype, 2, count, count, &ReduceOp::ALL, &[0, 1]));
+        }
+    }
+    ranks(2, |comm, rank| cases.iter().for_each(|case| case.run(comm, rank)));
+}
+
 /// The engine stages data in slots of 64 KiB to 1 MiB, and each rank reduces up to 64 KiB itself.
 /// The sizes here are one element below, at and above these bounds, both for the whole and for a
 /// part.

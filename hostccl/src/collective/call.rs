@@ -6,7 +6,7 @@ use crate::types::*;
 
 /// The kind of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
+#[repr(u8)]
 pub(crate) enum Kind {
     AllReduce = 1,
     Reduce,
@@ -59,8 +59,8 @@ impl Kind {
     ];
 
     /// Whether all ranks of the call have one count. The number may come from shared memory.
-    pub(super) fn has_one_count(raw: u32) -> bool {
-        Kind::ALL.iter().all(|(kind, _)| *kind as u32 != raw || !kind.is_ragged())
+    pub(super) fn has_one_count(raw: u8) -> bool {
+        Kind::ALL.iter().all(|(kind, _)| *kind as u8 != raw || !kind.is_ragged())
     }
 
     /// Whether each rank has a count of its own.
@@ -70,13 +70,13 @@ impl Kind {
 
     /// Returns the name of the C function.
     pub(crate) fn function(self) -> &'static str {
-        Kind::name(self as u32)
+        Kind::name(self as u8)
     }
 
     /// Returns the name of the C function. The number may come from shared memory, so any value is
     /// allowed.
-    pub(super) fn name(raw: u32) -> &'static str {
-        Kind::ALL.iter().find(|(kind, _)| *kind as u32 == raw).map_or("an unknown call", |(_, name)| name)
+    pub(super) fn name(raw: u8) -> &'static str {
+        Kind::ALL.iter().find(|(kind, _)| *kind as u8 == raw).map_or("an unknown call", |(_, name)| name)
     }
 }
 

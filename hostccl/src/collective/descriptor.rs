@@ -8,6 +8,7 @@ use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::event::BESIDE;
 use crate::segment::{LINE, MAX_RANKS, SLOTS};
 use crate::types::*;
 
@@ -28,35 +29,55 @@ const _: () = assert!(size_of::<Descriptor>() <= LINE);
 #[repr(C)]
 pub(super) struct Signature {
     /// A [`Kind`].
-    kind: u32,
+    kind: u8,
     /// A [`DataType`], or [`NONE`].
-    dtype: i32,
+    dtype: i8,
     /// A [`ReduceOp`], [`PRE_MUL_SUM`], or [`NONE`].
-    op: i32,
+    op: i16,
     /// The root, or [`NONE`].
     root: i32,
     /// The count as the caller gave it.
     count: u64,
 }
 
+/// What a rank of two gives to the other one when it ends the step in which it posts its call. It
+/// lies in the cache line that the other rank polls. In a step that hands over nothing, `tag` is 0.
+/// No name has the tag 0.
+#[repr(C)]
+struct HandedOver {
+    /// The tag of the call's name.
+    tag: u64,
+    /// The call's arguments.
+    signature: Signature,
+    /// Data that is small enough, in place of the rank's slot.
+    data: Small,
+}
+
+/// The most bytes of data that a rank hands over with the end of a step.
+pub(super) const SMALL: usize = 16;
+/// Room for that data.
+pub(super) type Small = [u64; SMALL / 8];
+
+const _: () = assert!(size_of::<HandedOver>() <= BESIDE && align_of::<HandedOver>() == 8);
+
 /// The value of an argument that the call does not have.
-const NONE: i32 = -1;
+const NONE: i8 = -1;
 /// The operator of a reduction that `ncclRedOpCreatePreMulSum` made.
-const PRE_MUL_SUM: i32 = 5;
+const PRE_MUL_SUM: i16 = 5;
 
 impl Descriptor {
     /// Returns the description of a collective.
     pub(crate) fn new(call: &Call, name: Name) -> Descriptor {
         let op = match call.reduction {
-            None => NONE,
-            Some(Reduction::Plain(op)) => op as i32,
+            None => NONE.into(),
+            Some(Reduction::Plain(op)) => op as i16,
             Some(Reduction::PreMulSum(_)) => PRE_MUL_SUM,
         };
         let signature = Signature {
-            kind: call.kind as u32,
-            dtype: call.dtype as i32,
+            kind: call.kind as u8,
+            dtype: call.dtype as i8,
             op,
-            root: call.root.map_or(NONE, |root| root as i32),
+            root: call.root.map_or(NONE.into(), |root| root as i32),
             count: call.count as u64,
         };
         Descriptor { signature, name }
@@ -79,7 +100,7 @@ impl Descriptor {
 
     /// Returns the description of a call that makes communicators: a split or a growth.
     pub(crate) fn making(kind: Kind, name: Name) -> Descriptor {
-        let signature = Signature { kind: kind as u32, dtype: NONE, op: NONE, root: NONE, count: 0 };
+        let signature = Signature { kind: kind as u8, dtype: NONE, op: NONE.into(), root: NONE.into(), count: 0 };
         Descriptor { signature, name }
     }
 
@@ -88,6 +109,24 @@ impl Descriptor {
         let line = comm.segment.descriptor(comm.rank, (comm.step() % SLOTS as u64) as usize);
         // SAFETY: the line is large enough, and in this step only this rank touches it.
         unsafe { line.cast::<Descriptor>().write(*self) };
+    }
+
+    /// Ends the step in which this rank has posted the description. In a communicator of two ranks on
+    /// one host, it also hands the description and `data` to the other rank.
+    #[inline]
+    pub(super) fn end_step(&self, comm: &Comm, data: Small) {
+        let handed_over = HandedOver { tag: self.name.tag, signature: self.signature, data };
+        // SAFETY: there are enough bytes, as asserted above. The other rank does not read them before
+        // this step has ended.
+        comm.end_step_handing_over(|to| unsafe { to.cast::<HandedOver>().write(handed_over) });
+    }
+
+    /// Returns where the small data of `rank` lies, which is the other one of two. `ended` is the
+    /// number of steps that `rank` had ended when it handed the data over.
+    #[inline]
+    pub(super) fn small_data(comm: &Comm, rank: usize, ended: u64) -> *mut u8 {
+        // SAFETY: the address is within the bytes that are handed over.
+        unsafe { comm.handed_over(rank, ended).add(std::mem::offset_of!(HandedOver, data)) }
     }
 
     /// Reads what `rank` posted in its step of that number.
@@ -102,6 +141,14 @@ impl Descriptor {
     /// call, and false when their calls have different names; every rank finds the same. Ends the
     /// communicator when calls of one name differ.
     pub(crate) fn compare(&self, comm: &Comm) -> Result<bool> {
+        if let Some(other) = comm.other_of_two() {
+            // SAFETY: the other rank wrote the bytes before it ended the last step. It writes there
+            // again only after this rank has ended the current step.
+            let theirs = unsafe { &*comm.handed_over(other, comm.step()).cast::<HandedOver>() };
+            if theirs.tag == self.name.tag && theirs.signature == self.signature {
+                return Ok(true);
+            }
+        }
         let index = ((comm.step() - 1) % SLOTS as u64) as usize;
         // SAFETY: the peers wrote the lines in the step before, which all have ended, and do not
         // write them in this one.
@@ -222,18 +269,18 @@ impl Display for Descriptor {
 impl Display for Signature {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(Kind::name(self.kind))?;
-        let Some(dtype) = DataType::from_raw(self.dtype) else { return Ok(()) };
+        let Some(dtype) = DataType::from_raw(self.dtype.into()) else { return Ok(()) };
         // A call in which each rank has a count of its own has no count to show.
         match Kind::has_one_count(self.kind) {
             true => write!(f, "({} x {}", self.count, dtype.name())?,
             false => write!(f, "({}", dtype.name())?,
         }
-        match ReduceOp::from_raw(self.op) {
+        match ReduceOp::from_raw(self.op.into()) {
             Some(op) => write!(f, ", {}", op.name())?,
             None if self.op == PRE_MUL_SUM => f.write_str(", premulsum")?,
             None => {}
         }
-        if self.root != NONE {
+        if self.root != NONE.into() {
             write!(f, ", root {}", self.root)?;
         }
         f.write_str(")")

@@ -6,6 +6,12 @@
 //! barrier; the rank that comes last opens the next step for all. So each step costs one wait and
 //! at most one wake-up.
 //!
+//! A communicator of exactly two ranks, both on one host, has no barrier. Each rank has two words,
+//! and uses them in turn. A word holds the number of the last step that its rank has ended with that
+//! word. A rank waits until the other rank's word has the number of the step. The call's description
+//! and up to 16 bytes of data lie in the cache line of the word. So a small call moves one cache line
+//! in each direction. Scatter, and calls in which each rank has its own count, use slots here, too.
+//!
 //! # Pipeline
 //! A collective of `n` chunks is a pipeline of stages, one stage for each step. Chunk `i` uses the
 //! slots of the step that is `i` steps after the collective's first. The last stage of a

@@ -1,11 +1,13 @@
 //! Moves and reduces one rank's data in each chunk of a collective, between the caller's buffers
 //! and the slots.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use hostccl_reduce::{Target, reduce, scale, stream};
 
 use super::call::{Call, Kind, Reduction};
+use super::descriptor::{Descriptor, Small};
 use super::pipeline::{Pipeline, part};
 use crate::comm::Comm;
 use crate::segment::SLOTS;
@@ -27,6 +29,9 @@ pub(super) struct Moves {
     /// Where the inputs of a reduction lie. The list is kept, so that only the first reduction of
     /// a call allocates.
     pub(super) inputs: Vec<*const u8>,
+    /// This rank's data, where [`Pipeline::small`] says that two ranks hand their data over. It goes
+    /// out at the end of the first stage.
+    pub(super) small: Cell<Small>,
 }
 
 impl Moves {
@@ -40,15 +45,21 @@ impl Moves {
         self.call.root.is_none_or(|root| root == self.comm.rank)
     }
 
-    /// Returns the data of `rank`'s slot for a chunk.
+    /// Returns where the data of `rank` lies for a chunk: in its slot, or, where the data is small,
+    /// among the bytes that `rank` hands over.
     pub(super) fn slot(&self, rank: usize, chunk: usize) -> *mut u8 {
-        self.comm.segment.data(rank, ((self.first_step + chunk as u64) % SLOTS as u64) as usize)
+        let step = self.first_step + chunk as u64;
+        match self.pipeline.small {
+            true if rank == self.comm.rank => self.small.as_ptr().cast(),
+            true => Descriptor::small_data(&self.comm, rank, step + 1),
+            false => self.comm.segment.data(rank, (step % SLOTS as u64) as usize),
+        }
     }
 
     /// Copies this rank's elements to staging memory, scaled where the reduction says so.
     unsafe fn stage_elements(&self, from: *const u8, to: *mut u8, elements: usize) {
         // SAFETY: both sides hold that many elements. They do not overlap, because one is the
-        // caller's buffer and the other is in the segment.
+        // caller's buffer, and the other is in the segment or is `small`.
         unsafe {
             match self.call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => scale(self.call.dtype, scalar, from, to, elements),
@@ -139,7 +150,7 @@ impl Moves {
         // receive buffer. In this step only this rank touches its part in any slot.
         unsafe {
             let mine = self.slot(rank, chunk).add(own * size);
-            let own_input = if self.call.own_from_send() { self.call.send.add((start + own) * size) } else { mine };
+            let own_input = self.call.own_from_send().then(|| self.call.send.add((start + own) * size));
             self.gather_inputs(chunk, own * size, own_input);
             let result = Target { at: self.call.recv.wrapping_add((start + own) * size), stream: self.pipeline.stream };
             let targets = match self.call.kind {
@@ -151,15 +162,15 @@ impl Moves {
         }
     }
 
-    /// Lists the inputs of a reduction: the bytes at `offset` of every rank's slot of a chunk, and
-    /// `own` in place of this rank's slot.
-    unsafe fn gather_inputs(&mut self, chunk: usize, offset: usize, own: *const u8) {
+    /// Lists the inputs of a reduction: the bytes at `offset` of every rank's slot of a chunk, with
+    /// `own`, where there is one, in place of this rank's slot.
+    unsafe fn gather_inputs(&mut self, chunk: usize, offset: usize, own: Option<*const u8>) {
         self.inputs.clear();
         self.inputs.reserve_exact(self.comm.nranks);
         for rank in 0..self.comm.nranks {
             // SAFETY: the caller passes an offset inside the slot.
-            let input = if rank == self.comm.rank { own } else { unsafe { self.slot(rank, chunk).add(offset) } };
-            self.inputs.push(input);
+            let staged = unsafe { self.slot(rank, chunk).add(offset).cast_const() };
+            self.inputs.push(own.filter(|_| rank == self.comm.rank).unwrap_or(staged));
         }
     }
 
@@ -256,9 +267,7 @@ impl Moves {
                 Kind::AllToAll => others.for_each(|rank| copy(self.slot(rank, chunk).add(me * pitch), rank * count)),
                 Kind::Scatter if !self.is_root() => copy(self.slot(me, chunk), 0),
                 Kind::ReduceScatter if length > 0 => {
-                    let mine = self.slot(me, chunk).add(me * pitch);
-                    let own =
-                        if self.call.own_from_send() { self.call.send.add((me * count + start) * size) } else { mine };
+                    let own = self.call.own_from_send().then(|| self.call.send.add((me * count + start) * size));
                     self.gather_inputs(chunk, me * pitch, own);
                     let out = Target { at: recv.add(start * size), stream: self.pipeline.stream };
                     reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);

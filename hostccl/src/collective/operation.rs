@@ -77,8 +77,9 @@ impl Operation for Collective {
                     return self.work.moves.comm.check_waiting(blocked);
                 }
                 self.waiting = false;
+                self.work.moves.comm.fetch_next_end();
                 if self.work.stage == 1 && !self.descriptor.compare(&self.work.moves.comm)? {
-                    // The call has written only to slots that nobody reads, so it can begin again.
+                    // Nobody uses what the call has written so far, so it can begin again.
                     self.work.stage = 0;
                     self.admission.withdraw(&self.work.moves.comm);
                 }
@@ -105,9 +106,12 @@ impl Operation for Collective {
             if self.work.is_last() {
                 return Ok(Poll::Done);
             }
-            self.work.moves.comm.end_step();
-            if self.work.stage == 0 {
-                recorder::note_begun();
+            match self.work.stage {
+                0 => {
+                    self.descriptor.end_step(&self.work.moves.comm, self.work.moves.small.get());
+                    recorder::note_begun();
+                }
+                _ => self.work.moves.comm.end_step(),
             }
             // SAFETY: as above.
             unsafe { self.work.overlapped() };

@@ -1,6 +1,7 @@
 //! How a collective is cut into chunks, and how many stages it takes.
 
 use super::call::{Call, Kind};
+use super::descriptor::SMALL;
 use crate::cache;
 use crate::segment::{LINE, Layout};
 
@@ -17,6 +18,9 @@ pub(super) struct Pipeline {
     pub(super) direct: bool,
     /// Whether the results are written with stores that bypass the caches.
     pub(super) stream: bool,
+    /// Whether the data is so small that two ranks hand it over with the end of the step, and use no
+    /// slots.
+    pub(super) small: bool,
 }
 
 /// The most bytes that one rank reads to reduce everything itself. Beyond this it is faster to
@@ -24,18 +28,19 @@ pub(super) struct Pipeline {
 const DIRECT_BYTES: usize = 64 << 10;
 
 impl Pipeline {
-    /// Returns the pipeline of a call. It is the same on all ranks of the call.
+    /// Returns the pipeline of a call. It is the same on all ranks of the call. `is_of_two` says
+    /// whether the communicator has two ranks, both on this host.
     // Inlined, so that the pipeline is made where it stays and is not copied.
     #[inline(always)]
-    pub(super) fn new(call: &Call, layout: &Layout) -> Pipeline {
+    pub(super) fn new(call: &Call, layout: &Layout, is_of_two: bool) -> Pipeline {
         let size = call.dtype.size();
         let n = layout.nranks;
         if n == 1 {
-            return Pipeline { stages: 1, chunk_len: call.count, chunks: 1, direct: true, stream: false };
+            return Pipeline { stages: 1, chunk_len: call.count, chunks: 1, direct: true, stream: false, small: false };
         }
         if call.kind.is_ragged() {
             // The ranks agree on the number of chunks in the second stage.
-            return Pipeline { stages: 2, chunk_len: 0, chunks: 1, direct: false, stream: false };
+            return Pipeline { stages: 2, chunk_len: 0, chunks: 1, direct: false, stream: false, small: false };
         }
         let line = LINE / size;
         let whole = layout.slot_bytes / size;
@@ -44,6 +49,11 @@ impl Pipeline {
         let part = layout.slot_bytes / n / LINE * line;
         let direct = matches!(call.kind, Kind::AllReduce | Kind::Reduce)
             && call.count.saturating_mul(size * n) <= DIRECT_BYTES.min(layout.slot_bytes);
+        let parts = if matches!(call.kind, Kind::ReduceScatter | Kind::AllToAll) { n } else { 1 };
+        let small = is_of_two && call.kind != Kind::Scatter && call.count.saturating_mul(size * parts) <= SMALL;
+        if small {
+            return Pipeline { stages: 2, chunk_len: call.count, chunks: 1, direct, stream: false, small };
+        }
         let (most, depth) = match call.kind {
             Kind::AllReduce | Kind::Reduce if direct => (whole, 2),
             Kind::AllReduce | Kind::Reduce => (part * n, 3),
@@ -59,7 +69,7 @@ impl Pipeline {
             _ => call.count.saturating_mul(size * n),
         };
         let stream = cache::is_too_small_for(results);
-        Pipeline { stages: chunks + depth - 1, chunk_len, chunks, direct, stream }
+        Pipeline { stages: chunks + depth - 1, chunk_len, chunks, direct, stream, small }
     }
 
     /// Returns the first element and the length of a chunk, for a call of `count` elements.
@@ -118,11 +128,12 @@ mod tests {
                             reduction: None,
                             root: None,
                         };
-                        let pipeline = Pipeline::new(&call, &layout);
+                        let pipeline = Pipeline::new(&call, &layout, n == 2);
                         let covered: usize = (0..pipeline.chunks).map(|chunk| pipeline.range(chunk, count).1).sum();
                         assert_eq!(covered, count, "{kind:?} {nranks} ranks");
                         let parts = if matches!(kind, Kind::ReduceScatter | Kind::AllToAll) { n } else { 1 };
                         assert!(pipeline.chunk_len * parts * dtype.size() <= layout.slot_bytes);
+                        assert!(!pipeline.small || pipeline.chunk_len * parts * dtype.size() <= SMALL);
                         if kind == Kind::AllReduce && !pipeline.direct {
                             let (start, elements) = part(pipeline.chunk_len, n - 1, n, dtype.size());
                             assert!((start + elements) * dtype.size() <= layout.slot_bytes);

@@ -30,8 +30,8 @@ impl Stages {
     /// The buffers hold what the call says, and stay valid until the work is dropped.
     #[inline(always)]
     pub(super) unsafe fn new(comm: Arc<Comm>, call: Call, ragged: Option<Box<Ragged>>) -> Stages {
-        let pipeline = Pipeline::new(&call, comm.segment.layout());
-        let moves = Moves { comm, call, pipeline, first_step: 0, inputs: Vec::new() };
+        let pipeline = Pipeline::new(&call, comm.segment.layout(), comm.other_of_two().is_some());
+        let moves = Moves { comm, call, pipeline, first_step: 0, inputs: Vec::new(), small: Default::default() };
         Stages { moves, stage: 0, ragged }
     }
 

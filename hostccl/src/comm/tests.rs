@@ -14,7 +14,7 @@ fn a_failure_does_not_end_a_wait_whose_word_has_changed() {
     let comm = of_two_ranks();
     let blocked = |seen| Poll::Blocked { seen, blocker: Blocker::Step(1) };
     // The other rank ends the step, so its call is done, and it then ends the communicator.
-    comm.segment.header().steps.ended.set(1);
+    comm.segment.seat(1).end_of(1).set(1);
     comm.segment.header().fail(ncclRemoteError, &Blame::of([1]), "rank 1 aborted its communicator", "");
     assert_eq!(comm.check_waiting(blocked(0)), Ok(blocked(0)), "the call is polled again");
     assert_eq!(comm.check_waiting(blocked(1)).unwrap_err().message(), "rank 1 aborted its communicator");

@@ -8,7 +8,12 @@ const MOST: usize = 300;
 /// The first byte of an input chooses the number of records, and the number of ranks of each host.
 /// Each record that is accepted lies in the message, and the calls in it can be told to the user.
 pub(crate) fn records(bytes: &[u8]) {
-    let Some((sizes, message)) = bytes.split_first() else { return };
+    are_accepted(bytes);
+}
+
+/// Does what [`records`] does. Returns whether the whole message was accepted.
+fn are_accepted(bytes: &[u8]) -> bool {
+    let Some((sizes, message)) = bytes.split_first() else { return false };
     let (hosts, ranks) = (1 + usize::from(sizes % 8), 1 + usize::from(sizes / 8 % 8));
     if let Ok(length) = first(message, 0, 0) {
         assert!((HEAD_BYTES..=message.len()).contains(&length), "a record of {length} bytes");
@@ -16,7 +21,7 @@ pub(crate) fn records(bytes: &[u8]) {
     }
     let mut starts = Vec::new();
     if each(message, 0..hosts, 0, MOST, |host, at| starts.push((host, at))).is_err() {
-        return;
+        return false;
     }
     assert_eq!(starts.len(), hosts);
     for (index, (host, at)) in starts.iter().enumerate() {
@@ -24,6 +29,7 @@ pub(crate) fn records(bytes: &[u8]) {
         assert!(*host == index && (HEAD_BYTES..=HEAD_BYTES + MOST).contains(&(end - at)), "{starts:?}");
         tell(&message[*at..end], ranks);
     }
+    true
 }
 
 /// Describes the calls in a record.
@@ -32,4 +38,18 @@ fn tell(record: &[u8], ranks: usize) {
     let Some(calls) = calls_in(&head, &record[HEAD_BYTES..], ranks) else { return };
     let told: Vec<String> = calls.map(|call| call.to_string()).collect();
     assert!(told.len() == ranks && told.iter().all(|text| !text.is_empty()), "{told:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    /// A record has a descriptor in it, so a change of the descriptor needs other inputs
+    /// (fuzz/corpus.py).
+    #[test]
+    fn the_corpus_has_messages_that_are_accepted() {
+        let byte = |text: &str| u8::from_str_radix(text, 16).unwrap();
+        let inputs = include_str!("../../../fuzz/corpus/wire.hex").lines().filter_map(|line| line.strip_prefix("09"));
+        let bytes = |line: &str| (0..line.len()).step_by(2).map(|at| byte(&line[at..at + 2])).collect::<Vec<_>>();
+        let accepted = inputs.filter(|line| super::are_accepted(&bytes(line))).count();
+        assert!(accepted >= 4, "{accepted} inputs are accepted");
+    }
 }

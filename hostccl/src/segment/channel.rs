@@ -1,7 +1,8 @@
-//! The state of the messages from one rank to another. The state consists of atomics only.
+//! The state of the messages from one rank to another. The state consists of
+//! atomics, and of the bytes beside them ([`Event::beside`]).
 
 use crate::call_name::{NAME_BYTES, Name};
-use crate::event::Event;
+use crate::event::{Event, LoneEvent};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The state of the messages from one rank to another. The counters are in bytes and wrap.
@@ -9,9 +10,9 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Default)]
 pub(crate) struct Channel {
     /// How many bytes the sender has written.
-    pub(crate) head: Event,
+    pub(crate) head: LoneEvent,
     /// How many bytes the receiver has taken.
-    pub(crate) tail: Event,
+    pub(crate) tail: LoneEvent,
     /// Changes when one more call of either side waits for its turn at this channel, when the
     /// receiver has written `expects`, and when the sender has taken back its message.
     pub(crate) order: Event,

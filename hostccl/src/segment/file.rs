@@ -16,7 +16,7 @@ use crate::types::ncclSystemError;
 
 /// The version of the layout. The version changes with the layout, so that ranks with different
 /// versions of the library refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 13;
+pub(crate) const LAYOUT_VERSION: u32 = 14;
 /// The first bytes of a segment, which tell a segment from another file.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 /// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.

@@ -4,7 +4,7 @@
 //! | part | content | size |
 //! |---|---|---|
 //! | header | magic, token, number of ranks, failure, arrivals, barrier, verdict, doorbells | one page |
-//! | seats | the process of each rank, its steps, its tags and its offer | 512 bytes for each rank |
+//! | seats | the process of each rank, its steps, its tags and its offer | 768 bytes for each rank |
 //! | descriptors | the call of each rank in a step | [`SLOTS`] lines for each rank |
 //! | slots | staging areas for the data of collectives | [`SLOTS`] for each rank |
 //! | channels | the state of the messages from one rank to another | one for each ordered pair |
@@ -178,7 +178,7 @@ impl Segment {
     pub(crate) fn seat(&self, rank: usize) -> &Seat {
         assert!(rank < self.layout.nranks);
         // SAFETY: the layout puts the seat inside the mapping and aligns it, and it consists of
-        // atomics.
+        // atomics and of bytes in an `UnsafeCell`.
         unsafe { &*self.at(HEADER_BYTES + rank * size_of::<Seat>()).cast() }
     }
 
@@ -202,7 +202,7 @@ impl Segment {
     /// The channel of the messages from `source` to `destination`.
     pub(crate) fn channel(&self, source: usize, destination: usize) -> &Channel {
         // SAFETY: the layout puts the channel inside the mapping and aligns it, and it consists of
-        // atomics.
+        // atomics and of bytes in an `UnsafeCell`.
         unsafe { &*self.at(self.layout.channels + self.pair(source, destination) * size_of::<Channel>()).cast() }
     }
 

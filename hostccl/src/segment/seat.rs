@@ -1,7 +1,8 @@
-//! The seat of a rank: what one rank writes, and the others read. The seat consists of atomics only.
+//! The seat of a rank: what one rank writes, and the others read. The seat consists of
+//! atomics, and of the bytes beside them ([`Event::beside`]).
 
 use crate::crowd::Processors;
-use crate::event::Event;
+use crate::event::{Event, LoneEvent};
 use crate::process::ProcessId;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -41,6 +42,11 @@ pub(crate) struct Seat {
     pub(crate) wanted: [AtomicU64; 16],
     /// How many steps this rank has ended. The word has a cache line of its own.
     pub(crate) step: Event,
+    /// The numbers of the last steps that this rank has ended, in a communicator of two ranks on one
+    /// host. One word has the even numbers, and the other word the odd ones. What the rank hands over
+    /// lies beside the word. The other rank reads it before it ends its next step. This rank writes
+    /// to the word and beside it only after that.
+    ends: [LoneEvent; 2],
 }
 
 impl Seat {
@@ -56,6 +62,11 @@ impl Seat {
         self.processors.set_own();
         self.claim.store(2, Ordering::Release);
         Ok(())
+    }
+
+    /// Returns the word to which this rank writes `step` when it has ended that step.
+    pub(crate) fn end_of(&self, step: u64) -> &Event {
+        &self.ends[(step % 2) as usize]
     }
 
     /// Returns the process that has taken the seat, or `None` while none has.

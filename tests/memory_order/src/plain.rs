@@ -17,10 +17,9 @@ const LINE: usize = 64;
 
 /// Has loom check the accesses to these lines. The model calls this before it starts threads.
 pub fn share(memory: *const u8, bytes: usize) {
-    assert_eq!(memory.addr() % LINE, 0);
     LINES.with_borrow_mut(|lines| {
-        for line in 0..bytes.div_ceil(LINE) {
-            lines.insert(memory.addr() / LINE + line, UnsafeCell::new(()));
+        for line in memory.addr() / LINE..(memory.addr() + bytes).div_ceil(LINE) {
+            lines.insert(line, UnsafeCell::new(()));
         }
     });
 }

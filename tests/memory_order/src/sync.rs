@@ -30,6 +30,16 @@ pub fn fence(order: Ordering) {
     }
 }
 
+/// A store with a fence behind it. It stands for the product's exchange on x86-64, too.
+#[track_caller]
+pub fn store_and_fence(word: &AtomicU32, value: u32) {
+    word.store(value, Ordering::Release);
+    fence(Ordering::SeqCst);
+}
+
+/// Does nothing, because loom has no caches.
+pub fn fetch_for_writing(_line: *const u8) {}
+
 macro_rules! atomics {
     ($($name:ident: $value:ty),*) => {$(
         /// An atomic of loom.

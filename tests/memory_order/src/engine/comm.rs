@@ -58,12 +58,14 @@ impl Comm {
     pub(crate) fn end_step(&self) {
         let step = self.step() + 1;
         self.step.store(step, Ordering::Relaxed);
-        self.segment.header().steps.end(step as u32, self.nranks, false);
+        let seat = self.segment.seat(self.rank);
+        seat.step.store(step as u32);
+        seat.end_of(step).set(step as u32);
     }
 
     pub(crate) fn step_blocked(&self) -> Option<Poll> {
         let step = self.step();
-        let seen = self.segment.header().steps.ended.value();
+        let seen = self.event(Blocker::Step(step)).value();
         (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
     }
 
@@ -96,7 +98,7 @@ impl Comm {
         match blocker {
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
             Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,
-            Blocker::Step(_) => &self.segment.header().steps.ended,
+            Blocker::Step(step) => self.segment.seat(1 - self.rank).end_of(step),
             Blocker::CommonName(_) => &self.segment.header().wants,
             Blocker::Decision(_) => &self.segment.header().verdict,
             Blocker::Turn => &self.places.changed,

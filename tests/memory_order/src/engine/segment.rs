@@ -16,7 +16,7 @@ pub(crate) use self::channel::{Channel, Expected};
 pub(crate) use self::header::Header;
 pub(crate) use self::seat::{Offer, Seat};
 pub(crate) use self::steps::Steps;
-use crate::event::Bell;
+use crate::event::{BESIDE, Bell};
 use crate::plain;
 
 /// The length of a cache line.
@@ -55,6 +55,9 @@ impl Segment {
             ring: std::array::from_fn(|_| line()),
         });
         plain::share(shared.ring.as_ptr().cast(), size_of_val(&shared.ring));
+        // In that cache line, loom checks only the bytes beside the counter. The rest are loom's own
+        // atomics.
+        plain::share(shared.channel.head.beside(), BESIDE);
         Segment(shared)
     }
 

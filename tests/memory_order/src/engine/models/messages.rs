@@ -1,5 +1,5 @@
-//! Messages from rank 0 to rank 1: the bytes in the ring, and the sends that go first because the
-//! receiver waits for their names.
+//! Messages from rank 0 to rank 1: the bytes in the ring and beside the counter, and the sends that
+//! go first because the receiver waits for their names.
 
 use std::sync::Arc;
 
@@ -13,39 +13,45 @@ use crate::segment::{Expected, Segment};
 use crate::types::DataType;
 
 pub(super) const MODELS: &[Model] = &[
-    Model { name: "message: one", preemptions: Some(2), waitv: true, run: one },
-    Model { name: "message: two fill the ring", preemptions: Some(2), waitv: true, run: two },
-    Model { name: "message: another name first", preemptions: Some(1), waitv: true, run: another_name_first },
+    Model { name: "message: one", preemptions: Some(2), waitv: true, run: one::<LONG> },
+    Model { name: "message: two fill the ring", preemptions: Some(2), waitv: true, run: two::<LONG> },
+    Model { name: "message: two short ones", preemptions: Some(2), waitv: true, run: two::<1> },
+    Model { name: "message: another name first", preemptions: Some(1), waitv: true, run: another_name_first::<LONG> },
+    Model { name: "message: another short one first", preemptions: Some(1), waitv: true, run: another_name_first::<1> },
     Model { name: "message: looked at twice", preemptions: Some(3), waitv: true, run: looked_at_twice },
     Model { name: "message: the name in errors", preemptions: Some(3), waitv: true, run: name_in_errors },
 ];
+
+/// The number of elements of a message whose bytes are in the ring. The message fills the ring.
+const LONG: usize = 8;
 
 fn name(tag: u64) -> Name {
     Name { tag, text: [tag as u8; NAME_BYTES] }
 }
 
-/// Sends under these names in one group. The engine polls the operations of a group in turn.
-fn send(comm: &Arc<Comm>, tags: &[u64]) {
-    let values: Vec<u32> = tags.iter().map(|tag| *tag as u32).collect();
+/// Sends messages of `N` elements under these names in one group. The engine polls the operations of
+/// a group in turn.
+fn send<const N: usize>(comm: &Arc<Comm>, tags: &[u64]) {
+    let values: Vec<[u32; N]> = tags.iter().map(|tag| [*tag as u32; N]).collect();
     let mut messages: Vec<Message> = tags
         .iter()
         .zip(&values)
         .map(|(tag, value)| {
             let side = Side::Send(std::ptr::from_ref(value).cast());
-            // SAFETY: the buffer has one element, and outlives the message.
-            unsafe { Message::new(comm.clone(), side, 1, 1, DataType::Uint32, name(*tag)) }.unwrap()
+            // SAFETY: the buffer has `N` elements, and outlives the message.
+            unsafe { Message::new(comm.clone(), side, 1, N, DataType::Uint32, name(*tag)) }
         })
         .collect();
     comm.drive_all(messages.iter_mut().collect()).unwrap();
 }
 
-fn receive(comm: &Arc<Comm>, tag: u64) {
-    let mut value = 0_u32;
+fn receive<const N: usize>(comm: &Arc<Comm>, tag: u64) {
+    let mut value = [0_u32; N];
     let side = Side::Recv((&raw mut value).cast());
     // SAFETY: as above.
-    let mut message = unsafe { Message::new(comm.clone(), side, 0, 1, DataType::Uint32, name(tag)) }.unwrap();
+    let mut message = unsafe { Message::new(comm.clone(), side, 0, N, DataType::Uint32, name(tag)) };
     comm.drive_all(vec![&mut message]).unwrap();
-    assert_eq!(value, tag as u32);
+    assert_eq!(value, [tag as u32; N]);
 }
 
 /// The ends of both ranks.
@@ -54,28 +60,28 @@ fn ends() -> [Arc<Comm>; 2] {
     [0, 1].map(|rank| Comm::new(&segment, rank))
 }
 
-fn one() {
+fn one<const N: usize>() {
     let [sender, receiver] = ends();
-    let thread = loom::thread::spawn(move || send(&sender, &[5]));
-    receive(&receiver, 5);
+    let thread = loom::thread::spawn(move || send::<N>(&sender, &[5]));
+    receive::<N>(&receiver, 5);
     thread.join().unwrap();
 }
 
-/// Two messages, one after the other. The ring has room for one, so the second one overwrites the
-/// first one.
-fn two() {
+/// Two messages, one after the other. There is room for one, so the second one overwrites the first
+/// one.
+fn two<const N: usize>() {
     let [sender, receiver] = ends();
-    let thread = loom::thread::spawn(move || [5, 6].into_iter().for_each(|tag| send(&sender, &[tag])));
-    [5, 6].into_iter().for_each(|tag| receive(&receiver, tag));
+    let thread = loom::thread::spawn(move || [5, 6].into_iter().for_each(|tag| send::<N>(&sender, &[tag])));
+    [5, 6].into_iter().for_each(|tag| receive::<N>(&receiver, tag));
     thread.join().unwrap();
 }
 
 /// Rank 0 sends under two names in one group, and rank 1 receives them in the other order. So the
 /// sender has to take its message back.
-fn another_name_first() {
+fn another_name_first<const N: usize>() {
     let [sender, receiver] = ends();
-    let thread = loom::thread::spawn(move || send(&sender, &[5, 6]));
-    [6, 5].into_iter().for_each(|tag| receive(&receiver, tag));
+    let thread = loom::thread::spawn(move || send::<N>(&sender, &[5, 6]));
+    [6, 5].into_iter().for_each(|tag| receive::<N>(&receiver, tag));
     thread.join().unwrap();
 }
 
