@@ -40,17 +40,22 @@ fn notice(bytes: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    /// Returns the inputs of the corpus, in the order of their lines.
+    pub(crate) fn inputs() -> impl Iterator<Item = Vec<u8>> {
+        include_str!("../../fuzz/corpus/wire.hex").lines().map(|text| {
+            let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+            (0..text.len()).step_by(2).map(byte).collect()
+        })
+    }
+
     /// `make fuzz FUZZ=wire` finds inputs, and fuzz/corpus.py keeps them.
     #[test]
     fn the_corpus_harms_no_reader() {
-        let inputs = include_str!("../../fuzz/corpus/wire.hex");
-        for (line, text) in inputs.lines().enumerate() {
+        for (line, bytes) in inputs().enumerate() {
             println!("fuzz/corpus/wire.hex:{}", line + 1);
-            let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
-            let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect();
             super::check(&bytes);
         }
-        assert!(inputs.lines().count() >= 60, "{} inputs", inputs.lines().count());
+        assert!(inputs().count() >= 60, "{} inputs", inputs().count());
     }
 }

@@ -28,8 +28,8 @@ use crate::types::{DataType, ncclInvalidUsage};
 // The first line of a message in the ring has the name under which the sender sends.
 const _: () = assert!(size_of::<Name>() <= LINE);
 
-/// What the sender writes beside `head`. The receiver compares it with its own call, and does not
-/// read the header.
+/// The bytes that the sender writes beside `head`. The receiver compares them with its own call, and
+/// does not read the header.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Brief {
@@ -152,6 +152,17 @@ impl Message {
         self.bytes() <= SHORT
     }
 
+    /// Returns what the sender, whose buffer is `from`, writes beside `head`.
+    fn brief(&self, from: *const u8) -> Brief {
+        let (count, tag, dtype) = (self.count as u64, self.pass.name().tag, self.dtype as i32);
+        let mut bytes = [0; SHORT];
+        if self.is_short() {
+            // SAFETY: the buffer and the field hold as many bytes as the message has.
+            unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), self.bytes()) };
+        }
+        Brief { count, tag, dtype, bytes }
+    }
+
     fn mismatch(&self, count: u64, dtype: i32) -> Error {
         let peer = self.comm.labels.of_seat(self.peer);
         fail_mismatch(&self.comm, peer, (count, dtype), (self.count, self.dtype))
@@ -214,15 +225,7 @@ impl Message {
                 head = head.wrapping_add(LINE as u32);
                 room -= LINE;
             }
-            let mut brief = Brief {
-                count: self.count as u64,
-                tag: self.pass.name().tag,
-                dtype: self.dtype as i32,
-                bytes: [0; SHORT],
-            };
             if self.is_short() {
-                // SAFETY: the message is not longer than the field.
-                unsafe { std::ptr::copy_nonoverlapping(from, brief.bytes.as_mut_ptr(), self.bytes()) };
                 self.done = self.bytes();
             } else {
                 let bytes = self.piece(head, room);
@@ -239,7 +242,7 @@ impl Message {
                 // SAFETY: there is room, as asserted above. The receiver has taken the message before
                 // this one, or it may not read the bytes now, because this rank has taken its message
                 // back ([`Expected`](crate::segment::Expected)).
-                unsafe { plain::write(channel.head.beside().cast(), brief) };
+                unsafe { plain::write(channel.head.beside().cast(), self.brief(from)) };
             }
             channel.head.set(head);
         }

@@ -40,9 +40,9 @@ pub(super) struct Signature {
     count: u64,
 }
 
-/// What a rank of two gives to the other one when it ends the step in which it posts its call. It
-/// lies in the cache line that the other rank polls. In a step that hands over nothing, `tag` is 0.
-/// No name has the tag 0.
+/// The bytes that a rank of two gives to the other one when it ends the step in which it posts its
+/// call. They lie in the cache line that the other rank polls. In a step that hands over nothing,
+/// `tag` is 0. No name has the tag 0.
 #[repr(C)]
 struct HandedOver {
     /// The tag of the call's name.

@@ -46,10 +46,8 @@ mod tests {
     /// (fuzz/corpus.py).
     #[test]
     fn the_corpus_has_messages_that_are_accepted() {
-        let byte = |text: &str| u8::from_str_radix(text, 16).unwrap();
-        let inputs = include_str!("../../../fuzz/corpus/wire.hex").lines().filter_map(|line| line.strip_prefix("09"));
-        let bytes = |line: &str| (0..line.len()).step_by(2).map(|at| byte(&line[at..at + 2])).collect::<Vec<_>>();
-        let accepted = inputs.filter(|line| super::are_accepted(&bytes(line))).count();
+        let inputs = crate::any_bytes::tests::inputs();
+        let accepted = inputs.filter(|input| input[0] == 9 && super::are_accepted(&input[1..])).count();
         assert!(accepted >= 4, "{accepted} inputs are accepted");
     }
 }

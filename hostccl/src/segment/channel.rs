@@ -1,5 +1,5 @@
-//! The state of the messages from one rank to another. The state consists of
-//! atomics, and of the bytes beside them ([`Event::beside`]).
+//! The state of the messages from one rank to another. The state consists of atomics, and
+//! of the bytes beside them ([`Event::beside`]).
 
 use crate::call_name::{NAME_BYTES, Name};
 use crate::event::{Event, LoneEvent};

@@ -1,5 +1,5 @@
-//! The seat of a rank: what one rank writes, and the others read. The seat consists of
-//! atomics, and of the bytes beside them ([`Event::beside`]).
+//! The seat of a rank: what one rank writes, and the others read. The seat consists of atomics,
+//! and of the bytes beside them ([`Event::beside`]).
 
 use crate::crowd::Processors;
 use crate::event::{Event, LoneEvent};

@@ -1,4 +1,4 @@
-//! What the writer keeps of a call while the call runs.
+//! The facts of a call that the writer keeps while the call runs.
 
 use crate::layout;
 

@@ -27,7 +27,7 @@ struct State {
     seats: Vec<Seat>,
     /// Whether the ranks are on several hosts. If they are, even two ranks use the counter.
     spans: bool,
-    /// What each of two ranks hands over with the ends of its steps.
+    /// The values that each of two ranks hands over with the ends of its steps.
     beside: Vec<[Plain<u32>; 2]>,
     /// The slots of each rank.
     slots: Vec<[Plain<u32>; SLOTS]>,
