@@ -51,6 +51,18 @@ def test_quick(tmp_path):
     assert len(cases) == 24 and {(dtype, ranks) for _, dtype, ranks, _ in cases} == {("float32", 2), ("float32", 8)}, cases
 
 
+def test_on_a_busy_machine(tmp_path):
+    """`--load` says beside how many processes the libraries ran, and ends them (conftest.py looks
+    for what is left)."""
+    report = tmp_path / "bench.json"
+    done = run(sys.executable, "benches/peers/bench.py", "--case", "collectives", "--libraries", "ours", "--operations",
+               "all_reduce", "--ranks", "2", "--sizes", "4", "--dtypes", "float32", "--rounds", "1", "--budget", "1", "--load", "1",
+               "--json", report)
+    found = json.loads(report.read_text())
+    assert (found["load"], found["scheduling"], len(found["collectives"])) == (1, "none", 1), found
+    assert "scheduling: none; other processes that compute beside them: 1\n" in done.stdout, done.stdout
+
+
 def test_limit_of_the_memory(monkeypatch):
     """The table's column of what memory allows, for a report that is made up."""
     monkeypatch.syspath_prepend(str(ROOT / "benches/peers"))

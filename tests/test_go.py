@@ -72,7 +72,9 @@ def bare_go():
 @pytest.fixture(scope="session")
 def tests(bare_go, programs):
     """The package's tests as a program."""
-    return programs.once("devicemesh.test", lambda path: run(bare_go, "test", "-c", "-o", path, "."))
+    # This compiles Go's own library. With fewer garbage collections in the compiler it takes the
+    # processors a fifth less.
+    return programs.once("devicemesh.test", lambda path: run(bare_go, "test", "-c", "-o", path, ".", GOGC=400))
 
 
 @pytest.fixture(scope="session")

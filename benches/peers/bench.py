@@ -13,12 +13,13 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import hosts
-from contestants import NAMES, ROOT, Contestant, Missing, memory, scheduling
+from contestants import NAMES, ROOT, Contestant, Missing, load, memory, scheduling
 from plot import svg
 from table import LARGE, MOVED, whole
 
@@ -69,6 +70,18 @@ def measure(case, contestant, options, ranks, round_number, report):
                              for line in lines_of(contestant.output(options.scheduling, ranks, command))]
 
 
+def one_round(cases, contestants, options, round_number, report, keep):
+    """Measures every contestant once in every case."""
+    most = max(MOVED[operation](max(options.ranks or [8])) for operation in options.operations) * max(options.sizes)
+    if "collectives" in cases and most >= LARGE:
+        report["memory"] += lines_of(memory(options.scheduling))
+    for case in cases:
+        for ranks in options.ranks or ([2, 4, 8, 16, 32] if case == "start" else [2, 4, 8]):
+            for contestant in in_turn(contestants, round_number):
+                measure(case, contestant, options, ranks, round_number, report)
+                keep()
+
+
 def contestants_of(options):
     found = []
     for name in options.libraries:
@@ -93,6 +106,8 @@ def update_document(report, drawing):
 
 
 def main():
+    # SIGTERM ends the bench as Ctrl-C does: with the processes that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench.py: got SIGTERM"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", type=listed(one_of(CASES)), default=CASES, help=f"any of {','.join(CASES)}")
     parser.add_argument("--libraries", type=listed(one_of(list(NAMES))), default=list(NAMES), help=f"any of {','.join(NAMES)}")
@@ -104,7 +119,9 @@ def main():
     parser.add_argument("--operations", type=listed(one_of(OPERATIONS)), default=OPERATIONS, help=f"any of {','.join(OPERATIONS)}")
     parser.add_argument("--dtypes", type=listed(one_of(["float32", "bfloat16"])), default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=100, help="milliseconds for each size of a collective, after its warm-up")
+    parser.add_argument("--budget", type=float, help="milliseconds for each size of a collective, after its warm-up: 100, with --load 500")
+    parser.add_argument("--load", type=int, default=0, metavar="N",
+                        help="N processes compute all the time beside the contestants; --scheduling is then none, unless it is given")
     parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto",
                         help="how the processes are preferred to other work of the machine")
     parser.add_argument("--json", type=Path, help="keep every figure here, and add to it after each run")
@@ -123,25 +140,23 @@ def main():
     cases, measures_hosts = [case for case in CASES[:3] if case in options.case], "hosts" in options.case
     keep = lambda: options.json and options.json.write_text(json.dumps(report, indent=1))
     report = {
-        "machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [],
+        "machine": machine(), "date": today(), "rounds": options.rounds, "load": options.load, "versions": {}, "start": [], "idle": [],
         "memory": [], "collectives": []
     }
     if cases or measures_hosts:
-        options.scheduling = report["scheduling"] = scheduling(options.scheduling)
+        options.budget = options.budget or (500 if options.load else 100)
+        wanted = "none" if options.load and options.scheduling == "auto" else options.scheduling
+        options.scheduling = report["scheduling"] = scheduling(wanted)
         contestants = contestants_of(options)
         report["versions"] = {contestant.name: contestant.version for contestant in contestants}
-        if measures_hosts:
-            hosts.measure(contestants, options, report, in_turn, keep)
-        options.sizes = options.sizes or listed(size_of)(SIZES)
-        most = max(MOVED[operation](max(options.ranks or [8])) for operation in options.operations) * max(options.sizes)
-        for round_number in range(options.rounds if cases else 0):
-            if "collectives" in cases and most >= LARGE:
-                report["memory"] += lines_of(memory(options.scheduling))
-            for case in cases:
-                for ranks in options.ranks or ([2, 4, 8, 16, 32] if case == "start" else [2, 4, 8]):
-                    for contestant in in_turn(contestants, round_number):
-                        measure(case, contestant, options, ranks, round_number, report)
-                        keep()
+        if options.load:
+            os.environ["DM_BENCH_WHOLE_BUDGET"] = "1"
+        with load(options.load):
+            if measures_hosts:
+                hosts.measure(contestants, options, report, in_turn, keep)
+            options.sizes = options.sizes or listed(size_of)(SIZES)
+            for round_number in range(options.rounds if cases else 0):
+                one_round(cases, contestants, options, round_number, report, keep)
         text, drawing = "\n".join([whole(report), *hosts.tables(report)]), svg(report, options.operations[0], options.dtypes[0])
         print(text, flush=True)
         if options.svg and drawing:

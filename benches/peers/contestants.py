@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from table import TITLES
@@ -28,10 +28,22 @@ class Missing(Exception):
 
 
 def run(command, **options):
-    done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
-    if done.returncode != 0:
-        raise SystemExit(f"$ {shlex.join(map(str, command))}\n{done.stdout}{done.stderr}\nexit code {done.returncode}")
-    return done.stdout
+    """The output of a command. If the bench ends before the command does (Ctrl-C, SIGTERM, a time
+    limit), the command is ended, too, and ends the ranks that it has started."""
+    timeout = options.pop("timeout", None)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, **options) as started:
+        try:
+            output, errors = started.communicate(timeout=timeout)
+        except BaseException:
+            started.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                started.communicate(timeout=20)
+            started.kill()
+            raise
+    if started.returncode != 0:
+        raise SystemExit(f"$ {shlex.join(map(str, command))}\n{output}{errors}\nexit code {started.returncode}")
+    return output
 
 
 def scheduling(wanted):
@@ -43,6 +55,27 @@ def scheduling(wanted):
         if permitted(kind):
             return kind
     raise SystemExit(f"not permitted here: --scheduling {wanted}")
+
+
+# Ends by itself when the bench has ended in whatever way.
+COMPUTE = """
+import os
+bench = os.getppid()
+while os.getppid() == bench:
+    for _ in range(100_000):
+        pass
+"""
+
+
+@contextmanager
+def load(processes):
+    """Lets so many processes compute, each in a session of its own, as other jobs of the machine
+    do."""
+    with ExitStack() as stack:
+        for _ in range(processes):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", COMPUTE], stdin=subprocess.DEVNULL, start_new_session=True))
+            stack.callback(busy.kill)
+        yield
 
 
 def permitted(kind):

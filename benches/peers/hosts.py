@@ -17,7 +17,7 @@ import tempfile
 
 from contestants import NAMES as TITLES, TOOL, built, permitted, prefer
 from network import INTERFACE, Network, Unavailable
-from table import grouped, rows, table_by_size
+from table import figure, grouped, rows, table_by_size
 from common import spread, time_text
 
 LAYOUTS = ["2x1", "2x2", "2x4", "4x1", "4x2"]
@@ -192,8 +192,8 @@ def tables(report):
                  f"directions together, and at least {time_text(latency)}, half of its round trip"]
     for (operation, layout), runs in grouped(found["runs"], "operation", "layout").items():
         hosts, each = layout.split("x")
-        lines += ["", f"{operation}, float32, {hosts} hosts x {each} ranks: time of one, median of the rounds' medians (least - most)"]
-        lines += table_by_size(runs, libraries, "limit", functools.partial(limit, found, operation, layout))
+        lines += ["", f"{operation}, float32, {hosts} hosts x {each} ranks: time of one, median of the rounds' {figure(report)}s (least - most)"]
+        lines += table_by_size(runs, libraries, figure(report), "limit", functools.partial(limit, found, operation, layout))
     if found["start"]:
         totals = {library: [run["total"] for run in found["start"] if run["library"] == library] for library in libraries}
         head = [library for library in libraries if totals[library]]

@@ -7,6 +7,10 @@
  *     PROGRAM collectives BUDGET_MS OPERATION,... DTYPE,... BYTES,...
  *     PROGRAM idle SECONDS
  *
+ * A case ends when BUDGET_MS are over, or after MOST iterations. If DM_BENCH_WHOLE_BUDGET is set,
+ * it lasts the whole budget. On a busy machine (bench.py --load) the iterations of a few
+ * milliseconds would say only whether the ranks had a processor then.
+ *
  * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC
  * is one clock for them: an iteration lasts from the time when the last rank ended the iteration
  * before to the time when the last rank ended this one. */
@@ -216,36 +220,38 @@ static int64_t one_case(struct work *work, const char *variant, int64_t budget)
   memset(work->send, 0, elements(work, 1) * DTYPE_SIZES[work->dtype]);
   memset(work->recv, 0, elements(work, 0) * DTYPE_SIZES[work->dtype]);
   iterate(work, variant, 2, times);
-  int64_t spent = 0, processor = 0, each = times[1];
-  int iterations = 0;
+  int64_t spent = 0, processor = 0, each = times[1], iterations = 0;
+  const int whole = getenv("DM_BENCH_WHOLE_BUDGET") != NULL;
   /* The iterations run in blocks. A block at most doubles their number, so one slow first block
    * does not decide how many there are. All ranks have the same times, so they agree on the
    * number. */
-  while (iterations < FEWEST || (spent < budget && iterations < MOST)) {
+  while (iterations < FEWEST || (spent < budget && (whole || iterations < MOST))) {
     const int64_t wanted = (budget - spent) / (each > 0 ? each : 1) + 1;
-    int block = wanted < 2 * iterations + 1 ? (int)wanted : 2 * iterations + 1;
-    block = block < 1 ? 1 : block > MOST - iterations ? MOST - iterations : block;
-    processor += iterate(work, variant, block, times + iterations);
-    for (int index = 0; index < block; index++)
-      spent += times[iterations + index];
+    /* The times of the last iterations are kept, at most MOST. */
+    int64_t at = iterations % MOST, block = wanted < 2 * iterations + 1 ? wanted : 2 * iterations + 1;
+    block = block < 1 ? 1 : block > MOST - at ? MOST - at : block;
+    processor += iterate(work, variant, (int)block, times + at);
+    for (int64_t index = 0; index < block; index++)
+      spent += times[at + index];
     iterations += block;
     each = spent / iterations;
   }
+  const int64_t kept = iterations < MOST ? iterations : MOST;
   /* One iteration of broadcast or send_recv is one call after another, one for each rank. */
   const double calls = work->operation == BROADCAST || work->operation == SEND_RECV ? work->ranks : 1;
-  qsort(times, (size_t)iterations, sizeof times[0], by_size);
+  qsort(times, (size_t)kept, sizeof times[0], by_size);
   if (work->rank == 0)
-    printf("{\"operation\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"variant\": \"%s\", \"iterations\": %d, "
+    printf("{\"operation\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"variant\": \"%s\", \"iterations\": %lld, "
            "\"median\": %.9f, \"mean\": %.9f, \"least\": %.9f, \"most\": %.9f, "
            "\"processor\": %.9f}\n",
            OPERATION_NAMES[work->operation], DTYPE_NAMES[work->dtype], work->count * DTYPE_SIZES[work->dtype], variant,
-           iterations, times[iterations / 2] / calls * 1e-9, (double)spent / iterations / calls * 1e-9,
-           times[0] / calls * 1e-9, times[iterations - 1] / calls * 1e-9,
+           (long long)iterations, times[kept / 2] / calls * 1e-9, (double)spent / iterations / calls * 1e-9,
+           times[0] / calls * 1e-9, times[kept - 1] / calls * 1e-9,
            (double)processor / iterations / calls * 1e-9);
   fflush(stdout);
   if (measured->release)
     measured->release(work, variant);
-  return times[iterations / 2];
+  return times[kept / 2];
 }
 
 static int listed(const char *list, const char *name)

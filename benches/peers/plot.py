@@ -9,7 +9,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from table import TITLES, best, size_text
+from table import TITLES, best, figure, size_text
 
 COLORS = {"ours": "#c2410c", "gloo": "#0f766e", "mpich": "#7c3aed", "openmpi": "#2563eb", "torch": "#64748b"}
 PANEL, HEIGHT, LEFT, TOP, GAP, BOTTOM = 300, 250, 64, 74, 40, 62
@@ -31,7 +31,7 @@ def curves(report, operation, dtype):
             runs.setdefault(run["ranks"], {}).setdefault(run["library"], {}).setdefault(run["bytes"], []).append(run)
     return {
         ranks: {
-            library: [(size, bus_bandwidth(operation, ranks, size, statistics.median(best(found)[0].values())))
+            library: [(size, bus_bandwidth(operation, ranks, size, statistics.median(best(found, figure(report))[0].values())))
                       for size, found in sorted(sizes.items())]
             for library, sizes in libraries.items()
         }

@@ -19,11 +19,17 @@ def size_text(size):
     return f"{size} B"
 
 
-def best(runs):
-    """The rounds' medians of the variant that is best over them, by round, and its name."""
+def figure(report):
+    """The figure of a round that the tables show. On a busy machine, some of the iterations wait
+    until their ranks have a processor again. The median would hide them."""
+    return "mean" if report.get("load") else "median"
+
+
+def best(runs, figure):
+    """The rounds' figures of the variant that is best over them, by round, and its name."""
     by_variant = {}
     for run in runs:
-        by_variant.setdefault(run.get("variant", ""), {})[run["round"]] = run["median"]
+        by_variant.setdefault(run.get("variant", ""), {})[run["round"]] = run[figure]
     variant = min(by_variant, key=lambda name: statistics.median(by_variant[name].values()))
     return by_variant[variant], variant
 
@@ -87,7 +93,7 @@ def memory_line(report):
                 f"{max(bandwidths) / 1e9:.3g}) with which the processors together copy 64 MiB each"]
 
 
-def table_by_size(runs, libraries, limit_title, limit):
+def table_by_size(runs, libraries, figure, limit_title, limit):
     """A row for each size: every library's time, the best peer over ours, and `limit(size)`."""
     body = []
     for (size,), found in sorted(grouped(runs, "bytes").items()):
@@ -95,7 +101,7 @@ def table_by_size(runs, libraries, limit_title, limit):
         for library in libraries:
             mine = by_library(found).get(library)
             if mine:
-                medians[library], variant = best(mine)
+                medians[library], variant = best(mine, figure)
                 cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
             else:
                 cells.append("")
@@ -106,8 +112,8 @@ def table_by_size(runs, libraries, limit_title, limit):
 def collectives_table(report):
     libraries, lines = list(report["versions"]), memory_line(report)
     for (operation, dtype, ranks), runs in grouped(report["collectives"], "operation", "dtype", "ranks").items():
-        lines += ["", f"{operation}, {dtype}, {ranks} ranks: time of one, median of the rounds' medians (least - most)"]
-        lines += table_by_size(runs, libraries, "memory limit", functools.partial(limit, report, operation, ranks))
+        lines += ["", f"{operation}, {dtype}, {ranks} ranks: time of one, median of the rounds' {figure(report)}s (least - most)"]
+        lines += table_by_size(runs, libraries, figure(report), "memory limit", functools.partial(limit, report, operation, ranks))
     return lines
 
 
@@ -154,6 +160,8 @@ def idle_table(report):
 def whole(report):
     versions = ", ".join(f"{TITLES[library]} {version}".strip() for library, version in report["versions"].items())
     head = f"{report['machine']}, {report['date']}; {report['rounds']} rounds in turn; scheduling: {report['scheduling']}"
+    if report.get("load"):
+        head += f"; other processes that compute beside them: {report['load']}"
     return "\n".join([head, versions, *start_table(report), *idle_table(report), *collectives_table(report)])
 
 
