@@ -3,7 +3,8 @@
 bare-dist`). It needs root and debootstrap. It uses the network only to make the root file systems
 and to fetch NumPy for the roads pip and sdist.
 
-    bare_dist.py [--suite trixie] [--roads deb,tree,pip,...] [--dist FOLDER] [--mirror URL] [--keep]
+    bare_dist.py [--suite trixie] [--machine aarch64] [--roads deb,tree,pip,...] [--dist FOLDER]
+                 [--mirror URL] [--keep]
 
 Each road gets a fresh copy of a root with the packages that it needs and no others, installs, and
 trains or sums with what it has installed:
@@ -20,11 +21,16 @@ trains or sums with what it has installed:
                 packs from this checkout
 
 The four last roads need Rust 1.85, which Debian 13 (trixie) has. With `--suite bookworm` or
-`--suite bullseye` the other roads are taken."""
+`--suite bullseye` the other roads are taken.
+
+With `--machine aarch64` the root is one of 64-bit ARM, whose programs qemu runs (Debian:
+qemu-user-static, registered with the kernel's binfmt_misc). Cargo would take hours there, and the
+static tool is for x86-64 only, so the roads deb, tree and pip are taken."""
 
 import argparse
 import json
 import os
+import platform
 import shutil
 import sys
 import tarfile
@@ -42,6 +48,8 @@ import versions  # noqa: E402
 
 VERSION = versions.present()
 # tests/consumer/main.c prints the sum over two ranks.
+# Debian's names of the machines.
+DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 SUM = "cc /made/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
 TRAINED = "grep -q 'step 200: loss' said && tail -n 1 said"
 
@@ -59,8 +67,8 @@ def one(dist, pattern):
     return found[0]
 
 
-def deb(dist, work):
-    for path in dist.glob("*_amd64.deb"):
+def deb(dist, work, machine):
+    for path in dist.glob(f"*_{DEBIAN[machine]}.deb"):
         shutil.copy(path, work)
     return [
         "dpkg -i /made/*.deb", f"dpkg -V libdevicemesh{versions.series(VERSION)} libdevicemesh-dev devicemesh", SUM,
@@ -68,18 +76,18 @@ def deb(dist, work):
     ]
 
 
-def tree(dist, work):
-    unpack(one(dist, "*-x86_64-linux.tar.gz"), work.parent / "usr/local")
+def tree(dist, work, machine):
+    unpack(one(dist, f"*-{machine}-linux.tar.gz"), work.parent / "usr/local")
     return ["ldconfig", SUM]
 
 
-def with_pip(package, work):
+def with_pip(package, work, machine):
     """Installs a file with pip in a virtual environment, and trains."""
     shutil.copy(package, work)
     # The project calculates with NumPy, whose wheel is fetched for the Python of the root.
     python = next((work.parent / "usr/lib").glob("python3.*")).name.removeprefix("python")
     run(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--no-deps", "--python-version", python,
-        "--platform=manylinux_2_27_x86_64", "--platform=manylinux2014_x86_64", "--dest", work, "numpy")
+        f"--platform=manylinux_2_27_{machine}", f"--platform=manylinux2014_{machine}", "--dest", work, "numpy")
     return [
         f"python3 -m venv /env && /env/bin/pip install --quiet --no-index /made/numpy*.whl /made/{package.name}",
         "/env/bin/devicemesh new trainer --python",
@@ -87,15 +95,15 @@ def with_pip(package, work):
     ]
 
 
-def pip(dist, work):
-    return with_pip(one(dist, "devicemesh-*x86_64.whl"), work)
+def pip(dist, work, machine):
+    return with_pip(one(dist, f"devicemesh-*{machine}.whl"), work, machine)
 
 
-def sdist(dist, work):
-    return with_pip(one(dist, f"devicemesh-{VERSION}.tar.gz"), work)
+def sdist(dist, work, machine):
+    return with_pip(one(dist, f"devicemesh-{VERSION}.tar.gz"), work, machine)
 
 
-def musl(dist, work):
+def musl(dist, work, _):
     unpack(one(dist, "*-linux-musl.tar.gz"), work)
     # Nothing but the tool and a folder for its memory is there.
     return [
@@ -105,12 +113,12 @@ def musl(dist, work):
     ]
 
 
-def sources(dist, work):
+def sources(dist, work, _):
     unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
     return ["make --quiet -C /made/source install", "ldconfig", SUM]
 
 
-def fetchcontent(dist, work):
+def fetchcontent(dist, work, _):
     archive = one(dist, f"devicemesh-{VERSION}.tar.gz")
     shutil.copy(archive, work)
     shutil.copytree(ROOT / "tests/consumer", work / "consumer")
@@ -125,7 +133,7 @@ def fetchcontent(dist, work):
     ]
 
 
-def crate_road(dist, work):
+def crate_road(dist, work, _):
     """The crates of the tarball and ours, as folders that take the place of crates.io."""
     unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
     # Below the tarball, cargo would find the tarball's own settings, too.
@@ -157,6 +165,8 @@ ROADS = {
 # The roads that need no cargo, with the packages of their root. Roads with one name share a root.
 COMPILER, PYTHON = ("-compiler", ["mount", "gcc", "libc6-dev"]), ("-python", ["mount", "python3", "python3-venv"])
 LIGHT = {"deb": COMPILER, "tree": COMPILER, "pip": PYTHON, "musl": PYTHON}
+# The roads whose files `make dist` makes for each machine, and which need no cargo.
+FOR_EACH_MACHINE = ("deb", "tree", "pip")
 CARGO = [*bare_root.PACKAGES, *bare_root.WISHED]
 PACKAGES = {**LIGHT, "fetchcontent": ("-cmake", [*CARGO, "cmake"])}
 # The suites of Debian whose Rust is older than 1.85.
@@ -164,8 +174,10 @@ WITHOUT_RUST = ("bookworm", "bullseye")
 
 
 def take(name, options):
-    base = bare_root.pristine(options.suite, *PACKAGES.get(name, ("", CARGO)), options.mirror)
-    root = bare_root.FOLDER / f"{options.suite}-{name}"
+    of_root, packages = PACKAGES.get(name, ("", CARGO))
+    foreign = "" if options.machine == platform.machine() else f"-{options.machine}"
+    base = bare_root.pristine(options.suite, of_root + foreign, packages, options.mirror, DEBIAN[options.machine])
+    root = bare_root.FOLDER / f"{options.suite}-{name}{foreign}"
     shutil.rmtree(root, ignore_errors=True)
     run("cp", "-a", base, root)
     work = root / "made"
@@ -176,7 +188,7 @@ def take(name, options):
     mounts = "mount -t proc proc /proc && mount -t sysfs -o ro sys /sys && mount -t tmpfs shm /dev/shm && cd /root && "
     began = time.monotonic()
     try:
-        commands = ROADS[name](options.dist, work)
+        commands = ROADS[name](options.dist, work, options.machine)
         # Mounts and processes end with the namespaces of each command. In the new network namespace
         # only the loopback device is there.
         for command in commands:
@@ -191,7 +203,8 @@ def take(name, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", default="trixie")
-    parser.add_argument("--roads", help="the default is every road that the suite has a compiler for")
+    parser.add_argument("--machine", choices=list(DEBIAN), default=platform.machine())
+    parser.add_argument("--roads", help="the default is every road that is possible with this suite and machine")
     parser.add_argument("--mirror", default=bare_root.MIRROR,
                         help="where debootstrap finds the suite; old ones are at http://archive.debian.org/debian")
     parser.add_argument("--dist", type=Path, default=ROOT / f"target/dist/{VERSION}")
@@ -199,18 +212,26 @@ def main():
     options = parser.parse_args()
     options.dist = options.dist.resolve()
     possible = [name for name in ROADS if name in LIGHT or options.suite not in WITHOUT_RUST]
+    if options.machine != platform.machine():
+        possible = list(FOR_EACH_MACHINE)
+    elif options.machine != "x86_64":
+        possible.remove("musl")
     roads = options.roads.split(",") if options.roads else possible
     if unknown := set(roads) - set(ROADS):
         parser.error(f"no road {', '.join(sorted(unknown))}; there are {', '.join(ROADS)}")
     if impossible := set(roads) - set(possible):
-        parser.error(f"{', '.join(sorted(impossible))}: the Rust of {options.suite} is older than 1.85")
+        parser.error(f"not with {options.suite} on {options.machine}: {', '.join(sorted(impossible))}")
     if os.geteuid() or not shutil.which("debootstrap"):
         sys.exit("bare dist: it needs root and debootstrap (Debian: apt-get install debootstrap)")
+    emulator = Path(f"/proc/sys/fs/binfmt_misc/qemu-{options.machine}")
+    # The flag F lets the kernel open the emulator once, so the roots do not need it.
+    if options.machine != platform.machine() and not (emulator.exists() and "F" in emulator.read_text().split("flags: ")[-1].split()[0]):
+        sys.exit(f"bare dist: no {emulator} with the flag F (Debian: apt-get install qemu-user-static; mount binfmt_misc before)")
     os.chdir(ROOT)
     run("sha256sum", "--check", "--quiet", "SHA256SUMS", cwd=options.dist)
     took = {name: take(name, options) for name in roads}
     for name, seconds in took.items():
-        print(f"bare dist: {name} works in a bare Debian {options.suite} without a network ({seconds:.0f} s)")
+        print(f"bare dist: {name} works in a bare Debian {options.suite} on {options.machine} without a network ({seconds:.0f} s)")
 
 
 if __name__ == "__main__":

@@ -42,13 +42,15 @@ def run(*command, **options):
         sys.exit(f"bare root: this command ended with exit code {done.returncode}: {' '.join(map(str, command))}")
 
 
-def pristine(suite, name="", packages=(*PACKAGES, *WISHED), mirror=MIRROR):
-    """The root that debootstrap makes, once for each suite and each name of a list of packages."""
+def pristine(suite, name="", packages=(*PACKAGES, *WISHED), mirror=MIRROR, architecture=None):
+    """The root that debootstrap makes, once for each suite and each name of a list of packages. The
+    architecture is Debian's name of a machine; the default is this one."""
     base = FOLDER / f"{suite}{name}"
     if not (base / "complete").exists():
         shutil.rmtree(base, ignore_errors=True)
         base.mkdir(parents=True)
-        run("debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, base / "root", mirror)
+        machine = [f"--arch={architecture}"] if architecture else []
+        run("debootstrap", "--variant=minbase", *machine, f"--include={','.join(packages)}", suite, base / "root", mirror)
         (base / "complete").touch()
     return base / "root"
 

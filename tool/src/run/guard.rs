@@ -23,7 +23,10 @@
 //! `killall` find only the front.
 
 use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +34,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process, set_parent_process_death_signal, waitid,
 };
@@ -89,7 +93,18 @@ fn say_at_once(word: &[u8]) {
 /// The command line of `devicemesh`. The keeper has the front's.
 pub fn command_line() -> Vec<OsString> {
     let Some(front) = front() else { return std::env::args_os().collect() };
-    words(front.as_raw_nonzero().get().unsigned_abs(), "cmdline").unwrap_or_default()
+    let front = front.as_raw_nonzero().get().unsigned_abs();
+    let left = std::env::args().nth(2).and_then(|descriptor| words(front, &format!("fd/{descriptor}")));
+    left.or_else(|| words(front, "cmdline")).unwrap_or_default()
+}
+
+/// Leaves this process's command line in memory that the keeper can read. Where an emulator such as
+/// qemu runs the programs, /proc/PID/cmdline is the emulator's command line.
+fn leave_command_line() -> std::io::Result<OwnedFd> {
+    let mut memory = File::from(memfd_create("command-line", MemfdFlags::CLOEXEC)?);
+    let words = std::env::args_os().map(OsString::into_vec);
+    memory.write_all(&words.flat_map(|word| [word, vec![0]].concat()).collect::<Vec<u8>>())?;
+    Ok(memory.into())
 }
 
 /// The front's process id from the command line. `None` where this process is no keeper.
@@ -165,6 +180,10 @@ pub fn stand_guard(work: Work) -> Result<Part, Failure> {
     orphans::adopt();
     let mut keeper = Command::new("/proc/self/exe");
     keeper.arg0(KEEPER).arg(std::process::id().to_string()).process_group(0);
+    // Where the keeper cannot read this memory, it takes /proc/PID/cmdline. The memory lives until
+    // the keeper has ended.
+    let line = leave_command_line().ok();
+    keeper.args(line.iter().map(|line| line.as_raw_fd().to_string()));
     // The keeper is in the background of a terminal, so it must not read there.
     if matches!(work, Work::Ranks { reads_input: true, .. }) && std::io::stdin().is_terminal() {
         keeper.stdin(Stdio::piped());
