@@ -116,6 +116,22 @@ def test_find_package(moved, tmp_path):
     build_consumer(tmp_path, f"-DCMAKE_PREFIX_PATH={moved}", linked_to=moved / "lib")
 
 
+def test_find_package_where_vcpkg_has_it(moved, tmp_path):
+    """The port for vcpkg moves the CMake package to share/devicemesh, and replaces its places."""
+    installed = tmp_path / "installed"
+    shutil.copytree(moved, installed, symlinks=True)
+    package = installed / "share/devicemesh"
+    (installed / "lib/cmake/devicemesh").rename(package)
+    port = (ROOT / "packaging/vcpkg/devicemesh/portfile.cmake").read_text()
+    replaced = re.findall(r'^vcpkg_replace_string\("\$\{places\}" \[\[(.+)\]\] \[\[(.+)\]\]\)$', port, re.M)
+    places = (package / "devicemeshPlaces.cmake").read_text()
+    for before, after in replaced:
+        check(places.count(before) == 1, f"not once in devicemeshPlaces.cmake: {before}")
+        places = places.replace(before, after)
+    (package / "devicemeshPlaces.cmake").write_text(places)
+    build_consumer(tmp_path / "build", f"-DCMAKE_PREFIX_PATH={installed}", programs=("shared_cpp", "static_c"), linked_to=installed / "lib")
+
+
 def pkg_config_flags(folder, *arguments):
     return shlex.split(run("pkg-config", *arguments, PKG_CONFIG_PATH=str(folder / "pkgconfig"), PKG_CONFIG_ALLOW_SYSTEM_CFLAGS="1"))
 

@@ -1,7 +1,8 @@
 # Copyright 2026 The libdevicemesh authors. Licensed under Apache-2.0 or MIT.
 """A package for Spack 1.0 or later, for a repository of one's own. It builds the tarball of
 `make dist`, which has all crates, so cargo needs no network. Spack looks for the tarball in
-/var/cache/libdevicemesh.
+/var/cache/libdevicemesh. Who may not write there puts it into a mirror of his own, as
+MIRROR/libdevicemesh/libdevicemesh-0.2.0.tar.gz (spack mirror add mine file://MIRROR).
 
     spack repo create ~/repo devicemesh
     mkdir -p ~/repo/spack_repo/devicemesh/packages/libdevicemesh
@@ -10,8 +11,9 @@
 
 A package for Spack's own repository names the tarball's address and SHA-256 (SHA256SUMS)."""
 
-from spack.package import *
 from spack_repo.builtin.build_systems.makefile import MakefilePackage
+
+from spack.package import *
 
 
 class Libdevicemesh(MakefilePackage):
@@ -25,22 +27,24 @@ class Libdevicemesh(MakefilePackage):
     # Copy the tarball to this place. A release with a public address has this address here.
     url = "file:///var/cache/libdevicemesh/devicemesh-0.2.0.tar.gz"
 
-    depends_on("c", type="build")
-    depends_on("cxx", type="build")
+    depends_on("c", type="build")  # the linker
     depends_on("rust@1.85:", type="build")
     depends_on("gmake", type="build")
     # NCCL is opened when a program asks for device type cuda, so nothing is linked to it.
 
     conflicts("platform=darwin", msg="libdevicemesh runs on Linux")
 
-    def setup_build_environment(self, env):
+    # `spack install --test` must not run `make test` and `make check`, which are for developers.
+    build_time_test_callbacks = []
+
+    def setup_build_environment(self, env: EnvironmentModifications) -> None:
         env.set("CARGO_NET_OFFLINE", "true")
-        # Spack's own compiler wrapper is the linker.
-        env.set("CC", spack_cc)
+        # Line tables make the installation four times as large.
+        env.set("CARGO_PROFILE_RELEASE_DEBUG", "false")
 
     def build(self, spec, prefix):
-        cargo = which("cargo", required=True)
-        cargo("build", "--release", "--locked", "--quiet")
+        # The linker is cc, and the first cc of PATH is Spack's own compiler wrapper.
+        cargo("build", "--release", "--locked", "--quiet", "--jobs", str(make_jobs))
 
     def install(self, spec, prefix):
         make("install", f"PREFIX={prefix}")
