@@ -47,9 +47,9 @@ import sysroot  # noqa: E402
 import versions  # noqa: E402
 
 VERSION = versions.present()
-# tests/consumer/main.c prints the sum over two ranks.
 # Debian's names of the machines.
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
+# tests/consumer/main.c prints the sum over two ranks.
 SUM = "cc /made/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
 TRAINED = "grep -q 'step 200: loss' said && tail -n 1 said"
 
@@ -220,13 +220,17 @@ def main():
     if unknown := set(roads) - set(ROADS):
         parser.error(f"no road {', '.join(sorted(unknown))}; there are {', '.join(ROADS)}")
     if impossible := set(roads) - set(possible):
-        parser.error(f"not with {options.suite} on {options.machine}: {', '.join(sorted(impossible))}")
+        parser.error(f"{', '.join(sorted(impossible))}: not possible with {options.suite} on {options.machine}, only {', '.join(possible)}")
     if os.geteuid() or not shutil.which("debootstrap"):
         sys.exit("bare dist: it needs root and debootstrap (Debian: apt-get install debootstrap)")
-    emulator = Path(f"/proc/sys/fs/binfmt_misc/qemu-{options.machine}")
-    # The flag F lets the kernel open the emulator once, so the roots do not need it.
-    if options.machine != platform.machine() and not (emulator.exists() and "F" in emulator.read_text().split("flags: ")[-1].split()[0]):
-        sys.exit(f"bare dist: no {emulator} with the flag F (Debian: apt-get install qemu-user-static; mount binfmt_misc before)")
+    if options.machine != platform.machine():
+        emulator = Path(f"/proc/sys/fs/binfmt_misc/qemu-{options.machine}")
+        registered = emulator.read_text() if emulator.exists() else ""
+        flags = registered.partition("flags: ")[2].split("\n")[0]
+        # The flag F lets the kernel open the emulator now, so the roots do not need it. P keeps a
+        # program's own name, by which the tool knows its second process.
+        if not registered.startswith("enabled") or not {"F", "P"} <= set(flags):
+            sys.exit(f"bare dist: the kernel has no {emulator} with the flags F and P (Debian: mount binfmt_misc, and apt-get install qemu-user-static)")
     os.chdir(ROOT)
     run("sha256sum", "--check", "--quiet", "SHA256SUMS", cwd=options.dist)
     took = {name: take(name, options) for name in roads}

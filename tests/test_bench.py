@@ -52,8 +52,8 @@ def test_quick(tmp_path):
 
 
 def test_on_a_busy_machine(tmp_path):
-    """`--load` says beside how many processes the libraries ran, and ends them (conftest.py looks
-    for what is left)."""
+    """With --load, the report names the number of processes that compute beside the libraries. The
+    bench ends these processes (conftest.py looks for what is left)."""
     report = tmp_path / "bench.json"
     done = run(sys.executable, "benches/peers/bench.py", "--case", "collectives", "--libraries", "ours", "--operations",
                "all_reduce", "--ranks", "2", "--sizes", "4", "--dtypes", "float32", "--rounds", "1", "--budget", "1", "--load", "1",

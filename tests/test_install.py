@@ -117,13 +117,15 @@ def test_find_package(moved, tmp_path):
 
 
 def test_find_package_where_vcpkg_has_it(moved, tmp_path):
-    """The port for vcpkg moves the CMake package to share/devicemesh, and replaces its places."""
+    """In vcpkg the CMake package lies in share/devicemesh. The port for vcpkg adapts the paths in
+    devicemeshPlaces.cmake to this folder."""
     installed = tmp_path / "installed"
     shutil.copytree(moved, installed, symlinks=True)
     package = installed / "share/devicemesh"
     (installed / "lib/cmake/devicemesh").rename(package)
     port = (ROOT / "packaging/vcpkg/devicemesh/portfile.cmake").read_text()
     replaced = re.findall(r'^vcpkg_replace_string\("\$\{places\}" \[\[(.+)\]\] \[\[(.+)\]\]\)$', port, re.M)
+    check(len(replaced) == 2, f"the port replaces {replaced}")
     places = (package / "devicemeshPlaces.cmake").read_text()
     for before, after in replaced:
         check(places.count(before) == 1, f"not once in devicemeshPlaces.cmake: {before}")

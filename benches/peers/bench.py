@@ -121,7 +121,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, help="milliseconds for each size of a collective, after its warm-up: 100, with --load 500")
     parser.add_argument("--load", type=int, default=0, metavar="N",
-                        help="N processes compute all the time beside the contestants; --scheduling is then none, unless it is given")
+                        help="N processes compute all the time beside the contestants; --scheduling is then none, unless it is given, "
+                        "and the cases mesh and store are left out")
     parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto",
                         help="how the processes are preferred to other work of the machine")
     parser.add_argument("--json", type=Path, help="keep every figure here, and add to it after each run")
@@ -137,6 +138,8 @@ def main():
     options = parser.parse_args()
     if options.quick and options.update_docs:
         parser.error("--quick has too few rows for --update-docs")
+    if options.load and options.update_docs:
+        parser.error("--update-docs writes the tables of a machine without other work, so --load cannot be beside it")
     cases, measures_hosts = [case for case in CASES[:3] if case in options.case], "hosts" in options.case
     keep = lambda: options.json and options.json.write_text(json.dumps(report, indent=1))
     report = {
@@ -144,7 +147,8 @@ def main():
         "memory": [], "collectives": []
     }
     if cases or measures_hosts:
-        options.budget = options.budget or (500 if options.load else 100)
+        if options.budget is None:
+            options.budget = 500 if options.load else 100
         wanted = "none" if options.load and options.scheduling == "auto" else options.scheduling
         options.scheduling = report["scheduling"] = scheduling(wanted)
         contestants = contestants_of(options)
@@ -164,9 +168,17 @@ def main():
         if options.update_docs:
             update_document(report, drawing)
     for case, script in (("mesh", "mesh.py"), ("store", "store_start.py")):
-        if case in options.case:
+        if case in options.case and not options.load:
             print(f"\n{case}", flush=True)
-            subprocess.run([sys.executable, ROOT / "benches" / script, "--rounds", str(options.rounds)], check=True, env=os.environ)
+            command = [sys.executable, ROOT / "benches" / script, "--rounds", str(options.rounds)]
+            with subprocess.Popen(command, start_new_session=True) as started:
+                try:
+                    code = started.wait()
+                except BaseException:
+                    os.killpg(started.pid, signal.SIGTERM)
+                    raise
+            if code:
+                sys.exit(f"{script}: exit code {code}")
     return 0
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,21 +30,34 @@ class Missing(Exception):
 
 def run(command, **options):
     """The output of a command. If the bench ends before the command does (Ctrl-C, SIGTERM, a time
-    limit), the command is ended, too, and ends the ranks that it has started."""
+    limit), this ends the command, which ends the ranks that it has started."""
     timeout = options.pop("timeout", None)
     pipe = subprocess.PIPE
     with subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, **options) as started:
         try:
             output, errors = started.communicate(timeout=timeout)
         except BaseException:
-            started.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                started.communicate(timeout=20)
-            started.kill()
+            end(started)
             raise
     if started.returncode != 0:
         raise SystemExit(f"$ {shlex.join(map(str, command))}\n{output}{errors}\nexit code {started.returncode}")
     return output
+
+
+def end(process):
+    """Ends a launcher that still runs, and its ranks. After 20 s this kills them. A launcher that
+    `prefer` has prepared leads a process group, in which its ranks are."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def scheduling(wanted):
@@ -57,10 +71,10 @@ def scheduling(wanted):
     raise SystemExit(f"not permitted here: --scheduling {wanted}")
 
 
-# Ends by itself when the bench has ended in whatever way.
+# This program ends by itself when the bench has ended, in whatever way.
 COMPUTE = """
-import os
-bench = os.getppid()
+import os, sys
+bench = int(sys.argv[1])
 while os.getppid() == bench:
     for _ in range(100_000):
         pass
@@ -69,11 +83,11 @@ while os.getppid() == bench:
 
 @contextmanager
 def load(processes):
-    """Lets so many processes compute, each in a session of its own, as other jobs of the machine
-    do."""
+    """Keeps this number of processes computing. Each has a session of its own, as other jobs of a
+    machine have."""
     with ExitStack() as stack:
         for _ in range(processes):
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", COMPUTE], stdin=subprocess.DEVNULL, start_new_session=True))
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", COMPUTE, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True))
             stack.callback(busy.kill)
         yield
 

@@ -9,13 +9,12 @@ import functools
 import itertools
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 
-from contestants import NAMES as TITLES, TOOL, built, permitted, prefer
+from contestants import NAMES as TITLES, TOOL, built, end, permitted, prefer
 from network import INTERFACE, Network, Unavailable
 from table import figure, grouped, rows, table_by_size
 from common import spread, time_text
@@ -69,34 +68,22 @@ def commands(network, contestant, hosts, each, arguments):
     ] for host in range(hosts)]
 
 
-def end(process):
-    """Ends a launcher that still runs, which ends its ranks."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            if process.poll() is None:
-                os.killpg(process.pid, number)
-            process.wait(20)
-            return
-        except subprocess.TimeoutExpired:
-            continue
-
-
 def output(network, contestant, hosts, each, kind, *arguments):
     """What the ranks print."""
     if kind == "realtime" and not contestant.gives_way and hosts * each > os.cpu_count():
         kind = "autogroup" if permitted("autogroup") else "none"
     with tempfile.TemporaryDirectory(prefix="dm-bench-") as scratch:
         started = []
-        for host, command in enumerate(commands(network, contestant, hosts, each, arguments)):
-            variables = {
-                **os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "DM_BENCH_IFACE": INTERFACE,
-                "GLOO_SOCKET_IFNAME": INTERFACE, "DM_HOSTCCL_HOST": network.name(host)
-            }
-            wrote = tempfile.TemporaryFile("w+")
-            started.append(
-                (subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=wrote,
-                                  stderr=subprocess.STDOUT, env=variables, preexec_fn=lambda: prefer(kind)), wrote))
         try:
+            for host, command in enumerate(commands(network, contestant, hosts, each, arguments)):
+                variables = {
+                    **os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "DM_BENCH_IFACE": INTERFACE,
+                    "GLOO_SOCKET_IFNAME": INTERFACE, "DM_HOSTCCL_HOST": network.name(host)
+                }
+                wrote = tempfile.TemporaryFile("w+")
+                started.append(
+                    (subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=wrote,
+                                      stderr=subprocess.STDOUT, env=variables, preexec_fn=lambda: prefer(kind)), wrote))
             codes = [process.wait(DEADLINE) for process, _ in started]
         except subprocess.TimeoutExpired:
             codes = [None]
@@ -116,12 +103,11 @@ def output(network, contestant, hosts, each, kind, *arguments):
 def streams(network, kind):
     """The bytes that plain TCP moves between two hosts in a second, and half a round trip."""
     port, program = next(PORTS), str(built("streams"))
-    both = [
-        subprocess.Popen([*network.on(host), program, word,
-                          network.address(0), str(port), "400"], stdout=subprocess.PIPE, text=True,
-                         preexec_fn=lambda: prefer(kind)) for host, word in enumerate(("serve", "measure"))
-    ]
+    both = []
     try:
+        for host, word in enumerate(("serve", "measure")):
+            command = [*network.on(host), program, word, network.address(0), str(port), "400"]
+            both.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: prefer(kind)))
         found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
     finally:
         for process in both:

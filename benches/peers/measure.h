@@ -7,9 +7,10 @@
  *     PROGRAM collectives BUDGET_MS OPERATION,... DTYPE,... BYTES,...
  *     PROGRAM idle SECONDS
  *
- * A case ends when BUDGET_MS are over, or after MOST iterations. If DM_BENCH_WHOLE_BUDGET is set,
- * it lasts the whole budget. On a busy machine (bench.py --load) the iterations of a few
- * milliseconds would say only whether the ranks had a processor then.
+ * A case ends after BUDGET_MS, or after MOST iterations. If DM_BENCH_WHOLE_BUDGET is set for all
+ * ranks, it always lasts BUDGET_MS. Otherwise MOST short iterations would be over after some
+ * milliseconds. On a busy machine (bench.py --load) their times would say only whether the ranks
+ * had a processor in these milliseconds.
  *
  * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC
  * is one clock for them: an iteration lasts from the time when the last rank ended the iteration
@@ -227,7 +228,8 @@ static int64_t one_case(struct work *work, const char *variant, int64_t budget)
    * number. */
   while (iterations < FEWEST || (spent < budget && (whole || iterations < MOST))) {
     const int64_t wanted = (budget - spent) / (each > 0 ? each : 1) + 1;
-    /* The times of the last iterations are kept, at most MOST. */
+    /* The times of the last iterations are kept, at most MOST. The median, the least and the most
+     * are theirs. The mean is that of all iterations. */
     int64_t at = iterations % MOST, block = wanted < 2 * iterations + 1 ? wanted : 2 * iterations + 1;
     block = block < 1 ? 1 : block > MOST - at ? MOST - at : block;
     processor += iterate(work, variant, (int)block, times + at);

@@ -20,8 +20,8 @@ def size_text(size):
 
 
 def figure(report):
-    """The figure of a round that the tables show. On a busy machine, some of the iterations wait
-    until their ranks have a processor again. The median would hide them."""
+    """The figure of a round that the tables show. On a busy machine some iterations last long,
+    because a rank waits for a processor. A median would hide such iterations."""
     return "mean" if report.get("load") else "median"
 
 

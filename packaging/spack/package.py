@@ -1,8 +1,9 @@
 # Copyright 2026 The libdevicemesh authors. Licensed under Apache-2.0 or MIT.
 """A package for Spack 1.0 or later, for a repository of one's own. It builds the tarball of
 `make dist`, which has all crates, so cargo needs no network. Spack looks for the tarball in
-/var/cache/libdevicemesh. Who may not write there puts it into a mirror of his own, as
-MIRROR/libdevicemesh/libdevicemesh-0.2.0.tar.gz (spack mirror add mine file://MIRROR).
+/var/cache/libdevicemesh. A user who may not write there puts the tarball into a mirror, as
+MIRROR/libdevicemesh/libdevicemesh-0.2.0.tar.gz, and tells Spack of the mirror:
+`spack mirror add mine file://MIRROR`.
 
     spack repo create ~/repo devicemesh
     mkdir -p ~/repo/spack_repo/devicemesh/packages/libdevicemesh

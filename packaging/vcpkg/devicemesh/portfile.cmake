@@ -20,8 +20,8 @@ vcpkg_cmake_configure(SOURCE_PATH "${SOURCE_PATH}"
           "-DDEVICEMESH_CARGO_TARGET_DIR=${CURRENT_BUILDTREES_DIR}/${TARGET_TRIPLET}-cargo")
 vcpkg_cmake_install()
 vcpkg_cmake_config_fixup(PACKAGE_NAME devicemesh CONFIG_PATH lib/cmake/devicemesh)
-# That call has moved the package from lib/cmake/devicemesh to share/devicemesh, and does not know the
-# package's relative places.
+# vcpkg_cmake_config_fixup has moved the package from lib/cmake/devicemesh to share/devicemesh. It
+# leaves devicemeshPlaces.cmake as it was, whose paths start from the old folder.
 set(places "${CURRENT_PACKAGES_DIR}/share/devicemesh/devicemeshPlaces.cmake")
 vcpkg_replace_string("${places}" [["${_devicemesh_here}/../.."]] [["${_devicemesh_here}/../../lib"]])
 vcpkg_replace_string("${places}" [["${_devicemesh_here}/../../../include"]] [["${_devicemesh_here}/../../include"]])

@@ -94,8 +94,10 @@ fn say_at_once(word: &[u8]) {
 pub fn command_line() -> Vec<OsString> {
     let Some(front) = front() else { return std::env::args_os().collect() };
     let front = front.as_raw_nonzero().get().unsigned_abs();
-    let left = std::env::args().nth(2).and_then(|descriptor| words(front, &format!("fd/{descriptor}")));
-    left.or_else(|| words(front, "cmdline")).unwrap_or_default()
+    // The third word is the front's descriptor of the memory of `leave_command_line`.
+    let descriptor = std::env::args_os().nth(2).and_then(|word| word.into_string().ok());
+    let left_there = descriptor.and_then(|descriptor| words(front, &format!("fd/{descriptor}")));
+    left_there.or_else(|| words(front, "cmdline")).unwrap_or_default()
 }
 
 /// Leaves this process's command line in memory that the keeper can read. Where an emulator such as
@@ -180,8 +182,8 @@ pub fn stand_guard(work: Work) -> Result<Part, Failure> {
     orphans::adopt();
     let mut keeper = Command::new("/proc/self/exe");
     keeper.arg0(KEEPER).arg(std::process::id().to_string()).process_group(0);
-    // Where the keeper cannot read this memory, it takes /proc/PID/cmdline. The memory lives until
-    // the keeper has ended.
+    // A keeper that cannot read this memory reads /proc/PID/cmdline instead. `line` keeps the memory
+    // until this function returns, which is after the keeper's end.
     let line = leave_command_line().ok();
     keeper.args(line.iter().map(|line| line.as_raw_fd().to_string()));
     // The keeper is in the background of a terminal, so it must not read there.

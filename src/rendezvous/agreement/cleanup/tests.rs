@@ -180,8 +180,10 @@ fn calls_without_a_lost_rank_leave_nothing_however_many_they_are() {
 /// for each call, and only the keys of the last calls are left in the end.
 #[test]
 fn late_ranks_and_removals_in_any_order_change_no_verdict() {
-    // Each of the 4 ranks makes one random call at most whose number is not below RANDOM. So the
-    // calls from RANDOM + 4 on are agreed.
+    // A rank makes at most one random call whose number is RANDOM or more. It reaches such a number
+    // only if each number from RANDOM up to it was given up, and each of these was given up in the
+    // random call of another rank. So 4 ranks make no random call with a number above RANDOM + 3,
+    // and the calls from RANDOM + 4 on are agreed.
     const RANDOM: u64 = 40;
     const ALL: u64 = RANDOM + 6;
     for seed in 0..6u8 {
