@@ -1,9 +1,8 @@
 """What the tests of `devicemesh run` share: how long they wait, and how they see its end."""
 
-import array
-import fcntl
+import os
+import select
 import socket
-import termios
 
 from .processes import gone, rest_of, wait_until
 
@@ -51,8 +50,11 @@ def all_gone(pids):
 
 
 def is_full(tool):
-    """Whether nothing more fits into the pipe. Each write begins a page unless it fits into the
-    last one, so a full pipe may hold half of its 64 KiB only."""
-    size = array.array("i", [0])
-    fcntl.ioctl(tool.stdout, termios.FIONREAD, size)
-    return size[0] > 30_000
+    """Whether nothing more fits into the pipe of the tool's output. The kernel tells this to
+    writers only, so this opens the other end of the pipe for a moment."""
+    end = os.open(f"/proc/self/fd/{tool.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        return not select.select([], [end], [], 0)[1]
+    finally:
+        os.close(end)
+

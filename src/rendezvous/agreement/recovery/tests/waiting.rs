@@ -1,20 +1,26 @@
 //! Processes that wait for a place: they are needed in a call of the world, or the job ends.
 
+use std::sync::mpsc;
+
 use super::*;
 
 #[test]
 fn a_spare_that_waits_is_called_and_comes_again() {
-    let job = Job::new(4, 3);
+    let job = &Job::new(4, 3);
     let mut spare = job.rank(3);
     spare.watch_call(Some("test/world/5/here/0".to_owned()));
+    let (tell, told) = mpsc::channel();
     std::thread::scope(|threads| {
-        let spare = threads.spawn(|| {
+        let spare = threads.spawn(move || {
             assert_eq!(spare.come(&job.arrival(), &soon()).unwrap(), Outcome::Called);
+            tell.send(()).unwrap();
             spare.watch_call(None);
             recover(&mut spare, &job.arrival(), &soon()).unwrap()
         });
         job.await_here(1, "3");
         job.store.set("test/world/5/here/0", b"dm_world_barrier()", &soon()).unwrap();
+        // If a rank were lost first, the spare would get its place before it looks for a call.
+        told.recv().unwrap();
         job.die_first(&[1]);
         let left = job.recover(&[0, 2]);
         assert_eq!(all_equal(left), "epoch 1: seats=0,3,2 without=");
