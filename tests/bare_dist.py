@@ -45,10 +45,9 @@ sys.path.insert(0, str(ROOT / "packaging"))
 import crates  # noqa: E402
 import sysroot  # noqa: E402
 import versions  # noqa: E402
+from deb import ARCHITECTURES  # noqa: E402
 
 VERSION = versions.present()
-# Debian's names of the machines.
-DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 # tests/consumer/main.c prints the sum over two ranks.
 SUM = "cc /made/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
 TRAINED = "grep -q 'step 200: loss' said && tail -n 1 said"
@@ -68,7 +67,7 @@ def one(dist, pattern):
 
 
 def deb(dist, work, machine):
-    for path in dist.glob(f"*_{DEBIAN[machine]}.deb"):
+    for path in dist.glob(f"*_{ARCHITECTURES[machine]}.deb"):
         shutil.copy(path, work)
     return [
         "dpkg -i /made/*.deb", f"dpkg -V libdevicemesh{versions.series(VERSION)} libdevicemesh-dev devicemesh", SUM,
@@ -166,8 +165,6 @@ ROADS = {
 # The roads that need no cargo, with the packages of their root. Roads with one name share a root.
 COMPILER, PYTHON = ("-compiler", ["mount", "gcc", "libc6-dev"]), ("-python", ["mount", "python3", "python3-venv"])
 LIGHT = {"deb": COMPILER, "tree": COMPILER, "pip": PYTHON, "musl": PYTHON}
-# The roads whose files `make dist` makes for each machine, and which need no cargo.
-FOR_EACH_MACHINE = ("deb", "tree", "pip")
 CARGO = [*bare_root.PACKAGES, *bare_root.WISHED]
 PACKAGES = {**LIGHT, "fetchcontent": ("-cmake", [*CARGO, "cmake"])}
 # The suites of Debian whose Rust is older than 1.85.
@@ -177,7 +174,7 @@ WITHOUT_RUST = ("bookworm", "bullseye")
 def take(name, options):
     of_root, packages = PACKAGES.get(name, ("", CARGO))
     foreign = "" if options.machine == platform.machine() else f"-{options.machine}"
-    base = bare_root.pristine(options.suite, of_root + foreign, packages, options.mirror, DEBIAN[options.machine])
+    base = bare_root.pristine(options.suite, of_root + foreign, packages, options.mirror, ARCHITECTURES[options.machine])
     root = bare_root.FOLDER / f"{options.suite}-{name}{foreign}"
     shutil.rmtree(root, ignore_errors=True)
     run("cp", "-a", base, root)
@@ -204,7 +201,7 @@ def take(name, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", default="trixie")
-    parser.add_argument("--machine", choices=list(DEBIAN), default=platform.machine())
+    parser.add_argument("--machine", choices=list(ARCHITECTURES), default=platform.machine())
     parser.add_argument("--roads", help="the default is every road that is possible with this suite and machine")
     parser.add_argument("--mirror", default=bare_root.MIRROR,
                         help="where debootstrap finds the suite; old ones are at http://archive.debian.org/debian")
@@ -212,10 +209,9 @@ def main():
     parser.add_argument("--keep", action="store_true", help="leave the roots that were used")
     options = parser.parse_args()
     options.dist = options.dist.resolve()
-    possible = [name for name in ROADS if name in LIGHT or options.suite not in WITHOUT_RUST]
-    if options.machine != platform.machine():
-        possible = list(FOR_EACH_MACHINE)
-    elif options.machine != "x86_64":
+    is_foreign = options.machine != platform.machine()
+    possible = [name for name in ROADS if name in LIGHT or not is_foreign and options.suite not in WITHOUT_RUST]
+    if options.machine != "x86_64":
         possible.remove("musl")
     roads = options.roads.split(",") if options.roads else possible
     if unknown := set(roads) - set(ROADS):
@@ -224,14 +220,15 @@ def main():
         parser.error(f"{', '.join(sorted(impossible))}: not possible with {options.suite} on {options.machine}, only {', '.join(possible)}")
     if os.geteuid() or not shutil.which("debootstrap"):
         sys.exit("bare dist: it needs root and debootstrap (Debian: apt-get install debootstrap)")
-    if options.machine != platform.machine():
+    if is_foreign:
         emulator = Path(f"/proc/sys/fs/binfmt_misc/qemu-{options.machine}")
         registered = emulator.read_text() if emulator.exists() else ""
         flags = registered.partition("flags: ")[2].split("\n")[0]
         # The flag F lets the kernel open the emulator now, so the roots do not need it. P keeps a
         # program's own name, by which the tool knows its second process.
         if not registered.startswith("enabled") or not {"F", "P"} <= set(flags):
-            sys.exit(f"bare dist: the kernel has no {emulator} with the flags F and P (Debian: mount binfmt_misc, and apt-get install qemu-user-static)")
+            sys.exit(f"bare dist: the kernel has no {emulator} with the flags F and P "
+                     "(Debian: mount binfmt_misc, and apt-get install qemu-user-static)")
     os.chdir(ROOT)
     run("sha256sum", "--check", "--quiet", "SHA256SUMS", cwd=options.dist)
     took = {name: take(name, options) for name in roads}

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import hosts
-from contestants import NAMES, ROOT, Contestant, Missing, load, memory, scheduling
+from contestants import NAMES, ROOT, Contestant, Missing, end, load, memory, scheduling
 from plot import svg
 from table import LARGE, MOVED, whole
 
@@ -119,10 +119,10 @@ def main():
     parser.add_argument("--operations", type=listed(one_of(OPERATIONS)), default=OPERATIONS, help=f"any of {','.join(OPERATIONS)}")
     parser.add_argument("--dtypes", type=listed(one_of(["float32", "bfloat16"])), default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget", type=float, help="milliseconds for each size of a collective, after its warm-up: 100, with --load 500")
+    parser.add_argument("--budget", type=float, default=100, help="milliseconds for each size of a collective, after its warm-up")
     parser.add_argument("--load", type=int, default=0, metavar="N",
-                        help="N processes compute all the time beside the contestants; --scheduling is then none, unless it is given, "
-                        "and the cases mesh and store are left out")
+                        help="N processes compute all the time beside the contestants; the cases mesh and store are left out, "
+                        "--scheduling is none and --budget 500; an option that is given beside --load wins")
     parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto",
                         help="how the processes are preferred to other work of the machine")
     parser.add_argument("--json", type=Path, help="keep every figure here, and add to it after each run")
@@ -133,7 +133,10 @@ def main():
     parser.add_argument("--quick", action="store_true",
                         help="the 24 rows that matter most, in about 3 minutes: each collective and the message on 2 and 8 ranks, "
                         "with 4 bytes and 64 MiB of float32, one round; an option that is given beside --quick wins")
-    if parser.parse_known_args()[0].quick:
+    known = parser.parse_known_args()[0]
+    if known.load:
+        parser.set_defaults(scheduling="none", budget=500)
+    if known.quick:
         parser.set_defaults(case=["collectives"], ranks=[2, 8], sizes=[4, 64 << 20], dtypes=["float32"], rounds=1)
     options = parser.parse_args()
     if options.quick and options.update_docs:
@@ -147,10 +150,7 @@ def main():
         "memory": [], "collectives": []
     }
     if cases or measures_hosts:
-        if options.budget is None:
-            options.budget = 500 if options.load else 100
-        wanted = "none" if options.load and options.scheduling == "auto" else options.scheduling
-        options.scheduling = report["scheduling"] = scheduling(wanted)
+        options.scheduling = report["scheduling"] = scheduling(options.scheduling)
         contestants = contestants_of(options)
         report["versions"] = {contestant.name: contestant.version for contestant in contestants}
         if options.load:
@@ -174,9 +174,8 @@ def main():
             with subprocess.Popen(command, start_new_session=True) as started:
                 try:
                     code = started.wait()
-                except BaseException:
-                    os.killpg(started.pid, signal.SIGTERM)
-                    raise
+                finally:
+                    end(started)
             if code:
                 sys.exit(f"{script}: exit code {code}")
     return 0

@@ -28,25 +28,23 @@ class Missing(Exception):
     """A peer that is not on this machine; the text says what to do."""
 
 
-def run(command, **options):
+def run(command, timeout=None, **options):
     """The output of a command. If the bench ends before the command does (Ctrl-C, SIGTERM, a time
     limit), this ends the command, which ends the ranks that it has started."""
-    timeout = options.pop("timeout", None)
-    pipe = subprocess.PIPE
-    with subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, **options) as started:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([str(part) for part in command], text=True, **pipes, **options) as started:
         try:
             output, errors = started.communicate(timeout=timeout)
-        except BaseException:
+        finally:
             end(started)
-            raise
     if started.returncode != 0:
         raise SystemExit(f"$ {shlex.join(map(str, command))}\n{output}{errors}\nexit code {started.returncode}")
     return output
 
 
 def end(process):
-    """Ends a launcher that still runs, and its ranks. After 20 s this kills them. A launcher that
-    `prefer` has prepared leads a process group, in which its ranks are."""
+    """Ends a process that still runs, for example a launcher with its ranks. After 20 s this kills
+    them. A launcher that `prefer` has prepared leads a process group, in which its ranks are."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return
@@ -85,10 +83,10 @@ while os.getppid() == bench:
 def load(processes):
     """Keeps this number of processes computing. Each has a session of its own, as other jobs of a
     machine have."""
+    command = [sys.executable, "-c", COMPUTE, str(os.getpid())]
     with ExitStack() as stack:
         for _ in range(processes):
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", COMPUTE, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True))
-            stack.callback(busy.kill)
+            stack.callback(end, subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True))
         yield
 
 

@@ -57,4 +57,3 @@ def is_full(tool):
         return not select.select([], [end], [], 0)[1]
     finally:
         os.close(end)
-
