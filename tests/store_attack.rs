@@ -12,23 +12,24 @@ mod wire;
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::records::Records;
-use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
+use devicemesh::rendezvous::store::{Relay, Secret, Server, Store, TcpStore};
 use devicemesh::rendezvous::{JoinOptions, World};
-use wire::{connect, greeted, honest, soon, string};
+use wire::{connect, greeted_at, honest, soon, string};
 
 const LIMIT: Duration = Duration::from_millis(100);
 const CHANCES: usize = 4;
 /// Whatever is asked for, a turn ends when so much was done: the limits of server/serving.rs, and
-/// the step that passes them.
+/// the step that passes them. In a turn of a trunk, this step may be a small turn of one of its
+/// clients.
 const SMALL_TURN: usize = 256 << 10;
-const ROUND: usize = 256 << 10;
+const ROUND: usize = 304 << 10;
 /// The most work between two looks at the sockets: the small turns of 256 clients, a round, and the
 /// lists of waits.
 const LOOK: usize = 3 << 20;
@@ -175,7 +176,12 @@ fn roll(server: &Server, over: &AtomicBool, most: usize, request: &[u8]) {
 
 /// Clients that send the same request again and again, whatever is answered.
 fn repeat(server: &Server, over: &AtomicBool, clients: usize, request: &[u8]) {
-    let mut streams: Vec<TcpStream> = (0..clients).map(|_| greeted(server)).collect();
+    repeat_at(server.local_addr(), over, clients, request);
+}
+
+/// Does what [`repeat`] does, at the address of a server or of a relay.
+fn repeat_at(address: SocketAddr, over: &AtomicBool, clients: usize, request: &[u8]) {
+    let mut streams: Vec<TcpStream> = (0..clients).map(|_| greeted_at(address)).collect();
     streams.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
     let mut sent = vec![0; clients];
     while !over.load(Ordering::SeqCst) {
@@ -259,9 +265,9 @@ fn floods_hold_up_nobody() {
     holds_up_no_barrier("rolling WAIT for 131,072 keys", &server, &worlds, |over| roll(&server, over, 300, &wait));
     let wait = keys(6, (0..110_000).map(|number| format!("{}", number % 9)));
     holds_up_nobody("WAIT for 110,000 keys", &server, |over| repeat(&server, over, 60, &wait));
-    let wait = keys(100, (0..110_000).map(|number| format!("any{number}")));
-    holds_up_nobody("WAIT_ANY of 110,000 keys", &server, |over| repeat(&server, over, 20, &wait));
-    holds_up_no_barrier("WAIT_ANY of 110,000 keys", &server, &worlds, |over| repeat(&server, over, 20, &wait));
+    let wait_any = keys(100, (0..110_000).map(|number| format!("any{number}")));
+    holds_up_nobody("WAIT_ANY of 110,000 keys", &server, |over| repeat(&server, over, 20, &wait_any));
+    holds_up_no_barrier("WAIT_ANY of 110,000 keys", &server, &worlds, |over| repeat(&server, over, 20, &wait_any));
     let wait = keys(6, (0..7_000).map(|number| format!("{number:08192}")));
     holds_up_nobody("WAIT for 7,000 keys of 8 KiB", &server, |over| repeat(&server, over, 20, &wait));
     let check = keys(5, std::iter::repeat_n("/big0".to_owned(), 131_072));
@@ -270,6 +276,15 @@ fn floods_hold_up_nobody() {
     let set = [&[1][..], &string("/other"), &string(vec![7; 100_000])].concat();
     let both = [get, set].concat();
     holds_up_nobody("GET of 8 MiB and SET of 100 kB", &server, |over| repeat(&server, over, 60, &both));
+    // The honest client and the flood have one relay, so they share a connection of the server.
+    let relay = Relay::start("127.0.0.1", server.local_addr().port(), None, &soon()).unwrap().unwrap();
+    let by_relay = TcpStore::connect("127.0.0.1", relay.local_addr().port(), &soon()).unwrap();
+    holds_up("GET of 8 MiB and SET of 100 kB by a relay", &server, &by_relay, |over| {
+        repeat_at(relay.local_addr(), over, 60, &both);
+    });
+    holds_up("WAIT_ANY of 110,000 keys by a relay", &server, &by_relay, |over| {
+        repeat_at(relay.local_addr(), over, 20, &wait_any);
+    });
 
     let secret = Secret::new(b"secret").unwrap();
     let guarded = Server::guarded("127.0.0.1:0", Some(secret.clone())).unwrap();

@@ -43,6 +43,15 @@ fn values_come_back_as_they_were_set() {
         let keys: Vec<String> = ["a", "none", "large", "neither", "empty"].map(str::to_owned).to_vec();
         assert_eq!(store.present(&keys, &soon()).unwrap(), [true, false, true, false, true], "{}", store.name());
         assert_eq!(store.present(&[], &soon()).unwrap(), [false; 0]);
+        let each = store.try_get_each(&keys, &soon()).unwrap();
+        assert_eq!(each, [Some(b"two".to_vec()), None, Some(large), None, Some(vec![])], "{}", store.name());
+        assert_eq!(store.try_get_each(&[], &soon()).unwrap(), [None; 0]);
+        // More keys than are asked for at once, every third of which is there.
+        let many: Vec<String> = (0..200).map(|number| format!("many/{number}")).collect();
+        many.iter().step_by(3).for_each(|key| store.set(key, key.as_bytes(), &soon()).unwrap());
+        let each = store.try_get_each(&many, &soon()).unwrap();
+        let expected = |(number, key): (usize, &String)| (number % 3 == 0).then(|| key.clone().into_bytes());
+        assert_eq!(each, many.iter().enumerate().map(expected).collect::<Vec<_>>(), "{}", store.name());
     }
 }
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,7 @@ class Nodes(Lab):
     def __init__(self, program, folder):
         super().__init__((*NODES, "store"), folder)
         self.program, self.said, self.changed, self.tools, self.readers = program, [], threading.Condition(), {}, []
+        self.variables = {}
 
     def command(self, options, arguments):
         return [*map(str, (TOOL, "run", "--failure-grace", 5, "--grace-period", 5, *options, "--", self.program, *arguments))]
@@ -42,7 +44,7 @@ class Nodes(Lab):
         """Starts a tool on a host. Its ranks take the hosts for hosts, although these share a
         kernel."""
         self.tools[host] = self.spawn(host, [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      text=True, env=environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **variables))
+                                      text=True, env=environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **self.variables, **variables))
         reader = threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True)
         self.tools[host].readers = [reader]
         reader.start()
@@ -118,11 +120,25 @@ def lab(programs, tmp_path):
 
 ENDPOINT = ("--rdzv-endpoint", f"alpha:{PORT}")
 FULL = {rank: 3 for rank in range(6)}
+# Each node has a relay, but for the one that serves the store.
+RELAYS = {"DM_STORE_RELAY_FROM": 2}
 
 
-def test_a_rank_comes_back_on_a_node_without_the_store(lab):
+def connections_to_the_store(pid):
+    """How many sockets of a process are connected to the port of the store on some host."""
+    links = (os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
+    own = {link for link in links if link.startswith("socket:")}
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+    return sum(int(row[2].rsplit(":")[-1], 16) == PORT and f"socket:[{row[9]}]" in own for row in rows)
+
+
+@pytest.mark.parametrize("relays", [False, True], ids=["direct", "relays"])
+def test_a_rank_comes_back_on_a_node_without_the_store(lab, relays):
+    lab.variables = RELAYS if relays else {}
     lab.nodes(*ENDPOINT)
     lab.wait_for("rank 4 is at step 20")
+    assert connections_to_the_store(lab.pid(0)) > 0
+    assert (connections_to_the_store(lab.pid(4)) == 0) == relays
     os.kill(lab.pid(4), signal.SIGKILL)
     lab.wait_for("rank 4 came back in epoch 1")
     lab.ends(*NODES)
@@ -165,8 +181,9 @@ def test_a_silent_host_is_missed_and_the_others_go_on(lab):
     assert lab.tools["gamma"].wait(END) == 143, lab.text()
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_with_a_store_of_its_own_no_node_is_needed(lab, lost):
+@pytest.mark.parametrize("lost, relays", [(0, False), (0, True), (2, False)])
+def test_with_a_store_of_its_own_no_node_is_needed(lab, lost, relays):
+    lab.variables = RELAYS if relays else {}
     where = lab.serve()
     lab.nodes(*where)
     lab.wait_for(f"rank {2 * lost} is at step 20")

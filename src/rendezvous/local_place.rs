@@ -55,8 +55,9 @@ impl LocalPlace {
             round.publish(&from(rank), mine.as_bytes(), wait)?;
             text(round.fetch(&to(rank), 0, wait)?)
         } else {
-            let others = (1..size).map(|rank| round.fetch(&from(rank), rank as i32, wait).map(text));
-            let said: Vec<String> = std::iter::once(Ok(mine)).chain(others).collect::<Result<_>>()?;
+            let keys: Vec<(String, i32)> = (1..size).map(|rank| (from(rank), rank as i32)).collect();
+            let others = round.fetch_each(&keys, wait)?.into_iter().map(text);
+            let said: Vec<String> = std::iter::once(mine).chain(others).collect();
             let places = places(&said);
             for (rank, place) in places.iter().enumerate().skip(1) {
                 round.publish(&to(rank), place.to_text().as_bytes(), wait)?;

@@ -1,5 +1,5 @@
-//! The stores that the tests try: in memory, over TCP, over TCP with a secret, in a folder, and by
-//! a program's callbacks.
+//! The stores that the tests try: in memory, over TCP, over TCP with a secret, both by a relay, too,
+//! in a folder, and by a program's callbacks.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use devicemesh::rendezvous::store::{
-    CallbackStore, Callbacks, FileStore, MemoryStore, Secret, Server, Store, TcpStore,
+    CallbackStore, Callbacks, FileStore, MemoryStore, Relay, Secret, Server, Store, TcpStore,
 };
 use devicemesh::wait::Wait;
 
@@ -21,6 +21,8 @@ pub fn soon() -> Wait {
 /// A store, and the things that must live as long as the store.
 pub struct Subject {
     pub store: Arc<dyn Store>,
+    /// The relay ends before its server.
+    _relay: Option<Relay>,
     _server: Option<Server>,
     folder: Option<Arc<FileStore>>,
 }
@@ -41,21 +43,32 @@ pub fn subjects() -> Vec<Subject> {
     let secret = Secret::new(b"secret");
     let guarded = Server::guarded("127.0.0.1:0", secret.clone()).unwrap();
     let port = guarded.local_addr().port();
-    let encrypted = TcpStore::connect_with_secret("127.0.0.1", port, secret, &soon()).unwrap();
+    let encrypted = TcpStore::connect_with_secret("127.0.0.1", port, secret.clone(), &soon()).unwrap();
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let path = format!("{}/store-{}-{number}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let folder = Arc::new(FileStore::open(Path::new(&path)).unwrap());
-    let plain = |store: Arc<dyn Store>| Subject { store, _server: None, folder: None };
+    let plain = |store: Arc<dyn Store>| Subject { store, _relay: None, _server: None, folder: None };
+    let served = |store, server| Subject { store: Arc::new(store), _relay: None, _server: Some(server), folder: None };
     vec![
         plain(Arc::new(MemoryStore::new())),
-        Subject { store: Arc::new(tcp), _server: Some(server), folder: None },
-        Subject { store: Arc::new(encrypted), _server: Some(guarded), folder: None },
-        Subject { store: folder.clone(), _server: None, folder: Some(folder) },
+        served(tcp, server),
+        served(encrypted, guarded),
+        by_relay(None),
+        by_relay(secret),
+        Subject { store: folder.clone(), _relay: None, _server: None, folder: Some(folder) },
         // SAFETY: the functions below keep the promises, and the table is never freed.
         plain(Arc::new(unsafe { CallbackStore::new(callbacks(Table::leaked())) }.unwrap())),
         // SAFETY: as above.
         plain(Arc::new(unsafe { CallbackStore::new(deciding_callbacks(Table::leaked())) }.unwrap())),
     ]
+}
+
+/// Returns a store that is reached by a relay.
+fn by_relay(secret: Option<Secret>) -> Subject {
+    let server = Server::guarded("127.0.0.1:0", secret.clone()).unwrap();
+    let relay = Relay::start("127.0.0.1", server.local_addr().port(), secret.clone(), &soon()).unwrap().unwrap();
+    let store = TcpStore::connect_with_secret("127.0.0.1", relay.local_addr().port(), secret, &soon()).unwrap();
+    Subject { store: Arc::new(store), _relay: Some(relay), _server: Some(server), folder: None }
 }
 
 /// The store behind the callbacks, as a program may have it.

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "no test program uses all of the helpers")]
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use devicemesh::rendezvous::store::{Server, TcpStore};
@@ -34,7 +34,12 @@ pub fn soon() -> Wait {
 
 /// A connection that has said nothing.
 pub fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
+    connect_at(server.local_addr())
+}
+
+/// A connection to a server, or to a relay, that has said nothing.
+pub fn connect_at(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
     stream
@@ -42,8 +47,16 @@ pub fn connect(server: &Server) -> TcpStream {
 
 /// A connection that has greeted with VALIDATE and PING in one write.
 pub fn greeted(server: &Server) -> TcpStream {
-    let mut stream = connect(server);
-    stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();
+    greeted_at(server.local_addr())
+}
+
+/// VALIDATE, and PING with the bytes 1 to 4.
+pub const GREETING: [u8; 10] = [0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4];
+
+/// A connection to a server, or to a relay, that has greeted.
+pub fn greeted_at(address: SocketAddr) -> TcpStream {
+    let mut stream = connect_at(address);
+    stream.write_all(&GREETING).unwrap();
     let mut echo = [0; 4];
     stream.read_exact(&mut echo).unwrap();
     assert_eq!(echo, [1, 2, 3, 4]);

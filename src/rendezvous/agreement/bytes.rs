@@ -5,6 +5,7 @@
 //! they would need `n * n`. Bytes travel in pieces, each of which is one value of the store. The
 //! first piece begins with the length of all bytes.
 
+use super::exchange::AT_ONCE;
 use super::round::Round;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
@@ -38,8 +39,16 @@ impl Round {
             return self.unpack(&self.fetch_bytes("all", 0, most, wait)?);
         }
         let (mut all, mut total) = (vec![mine.to_vec()], mine.len());
-        for position in 1..size {
-            let theirs = self.fetch_bytes(&of_rank(position), position, MOST_OF_ONE, wait)?;
+        let positions: Vec<usize> = (1..size).collect();
+        let first_pieces = positions.chunks(AT_ONCE).flat_map(|positions| {
+            let rank = |position: usize| self.membership.members.rank(position);
+            let from: Vec<(String, i32)> =
+                positions.iter().map(|position| (format!("{}/0", of_rank(*position)), rank(*position))).collect();
+            let fetched = self.fetch_each(&from, wait);
+            fetched.map_or_else(|error| vec![Err(error)], |pieces| pieces.into_iter().map(Ok).collect())
+        });
+        for (position, first) in positions.iter().copied().zip(first_pieces) {
+            let theirs = self.fetch_rest(first?, &of_rank(position), position, MOST_OF_ONE, wait)?;
             total += theirs.len();
             if total > MOST_TOGETHER {
                 return Err(Error::invalid(format!(
@@ -79,10 +88,15 @@ impl Round {
 
     /// Returns the bytes, at most `most` of them, that the rank at position `from` publishes.
     fn fetch_bytes(&self, key: &str, from: usize, most: usize, wait: &Wait) -> Result<Vec<u8>> {
+        let first = self.fetch(&format!("{key}/0"), self.membership.members.rank(from), wait)?;
+        self.fetch_rest(first, key, from, most, wait)
+    }
+
+    /// Returns the bytes that the rank at position `from` publishes, of which `first` is the first
+    /// piece.
+    fn fetch_rest(&self, first: Vec<u8>, key: &str, from: usize, most: usize, wait: &Wait) -> Result<Vec<u8>> {
         let rank = self.membership.members.rank(from);
-        let fetch = |index: usize| self.fetch(&format!("{key}/{index}"), rank, wait);
         let wrong = |what: &str| Error::store(format!("{}: the store has {what} for {key} of rank {rank}", self.call));
-        let first = fetch(0)?;
         let (len, start) = first.split_first_chunk::<LENGTH>().ok_or_else(|| wrong("no length"))?;
         let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
         if len > most {
@@ -94,7 +108,7 @@ impl Round {
             if bytes.len() >= len {
                 break;
             }
-            let piece = fetch(index)?;
+            let piece = self.fetch(&format!("{key}/{index}"), rank, wait)?;
             if piece.is_empty() {
                 return Err(wrong("an empty piece"));
             }

@@ -10,6 +10,9 @@ use crate::error::{Error, Result, Status};
 use crate::recorder::Operation;
 use crate::wait::{Deadline, Wait};
 
+/// For how many values [`Round::fetch_each`] asks at once.
+pub(super) const AT_ONCE: usize = 64;
+
 /// How long [`Round::failed`] waits for the report of a failure.
 const LISTEN: Duration = Duration::from_millis(10);
 
@@ -47,6 +50,22 @@ impl Round {
             Error::timeout(message).with_ranks(&[from])
         };
         self.await_key(&self.key("/data", key), late, wait)
+    }
+
+    /// Does what [`fetch`](Round::fetch) does for several values: a key, and the world rank that
+    /// publishes it. The store is asked for many values at once, so a rank can fetch those of 100,000
+    /// others.
+    pub fn fetch_each(&self, from: &[(String, i32)], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+        let mut values = Vec::with_capacity(from.len());
+        for part in from.chunks(AT_ONCE) {
+            let keys: Vec<String> = part.iter().map(|(key, _)| self.key("/data", key)).collect();
+            let there = self.membership.store.try_get_each(&keys, wait);
+            for ((key, rank), value) in part.iter().zip(there.map_err(|error| self.membership.explain(error))?) {
+                // What is not there yet is waited for, together with everything that ends the wait.
+                values.push(value.map_or_else(|| self.fetch(key, *rank, wait), Ok)?);
+            }
+        }
+        Ok(values)
     }
 
     /// Does what [`fetch`](Round::fetch) does, for a key that does not belong to the call alone.

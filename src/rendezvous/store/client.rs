@@ -11,8 +11,8 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 use super::connection::{Connection, ExchangeError};
-use super::dial::Address;
-use super::frame::{COUNT_KEY, MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op};
+use super::dial::{Address, RELAY, relay_for};
+use super::frame::{COUNT_KEY, MAX_KEY, MAX_VALUE, SERVER_KEY, TRUNK_KEY, Writer, op};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -22,6 +22,10 @@ const ASK_WHY: Duration = Duration::from_millis(500);
 
 /// How many questions are sent before the first answer is read.
 const IN_FLIGHT: usize = 1024;
+
+/// How many questions are sent at once whose answers may be long. The questions fit into the socket,
+/// so they are sent whole also where the server waits until its answers are read.
+const FEW_IN_FLIGHT: usize = 64;
 
 /// A store behind a TCPStore server. Each call in progress has a connection of its own, so a call
 /// that waits holds up no other call.
@@ -56,8 +60,16 @@ impl TcpStore {
     pub fn connect_with_secret(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<TcpStore> {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let name = format!("tcp://{bracketed}:{port}");
-        let address =
-            Address { name, host: host.to_owned(), port, secret, reached: OnceCell::new(), from: OnceCell::new() };
+        let relay = std::env::var(RELAY).ok().and_then(|variable| relay_for(&name, &variable));
+        let address = Address {
+            name,
+            host: host.to_owned(),
+            port,
+            secret,
+            reached: OnceCell::new(),
+            from: OnceCell::new(),
+            relay: relay.into(),
+        };
         let store = TcpStore {
             idle: Arc::default(),
             retired: Mutex::default(),
@@ -84,6 +96,20 @@ impl TcpStore {
                 Err(error) => return Err(error),
             }
             return Ok(store);
+        }
+    }
+
+    /// Makes a trunk of a connection, and ends the other ones. Returns `None` where the server knows
+    /// no trunks.
+    pub(super) fn into_trunk(self, wait: &Wait) -> Result<Option<Connection>> {
+        if !self.each_there(&[TRUNK_KEY], wait)?[0] {
+            return Ok(None);
+        }
+        let mut connection = self.take(wait)?;
+        let begun = connection.send(&[op::TRUNK], wait).and_then(|()| connection.byte(wait));
+        match begun {
+            Ok(_) => Ok(Some(connection)),
+            Err(broken) => Err(self.explain(broken, connection.nonce, "TRUNK", wait)),
         }
     }
 

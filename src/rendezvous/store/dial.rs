@@ -2,7 +2,8 @@
 //! deadline.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hostccl::fork::Private;
@@ -20,7 +21,12 @@ use super::records::{Records, number_of};
 use super::secret::{Secret, VARIABLE};
 use super::server::notice_silence;
 use crate::error::{Error, Result, Status};
+use crate::logging::Me;
 use crate::wait::{Deadline, Wait};
+
+/// The variable by which a rank finds the relay of its node: the name of the store as in messages,
+/// a space, and the address of the relay. A rank that meets in another store uses no relay.
+pub const RELAY: &str = "DM_STORE_RELAY";
 
 /// The first and the last pause between two attempts to connect. The pause doubles each time, and
 /// is cut short at random, so that thousands of ranks do not connect at the same moment.
@@ -46,6 +52,8 @@ pub(super) struct Address {
     pub(super) reached: OnceCell<SocketAddr>,
     /// The address of this host from which the server was reached first.
     pub(super) from: OnceCell<IpAddr>,
+    /// The relay of this node, while it can be used.
+    pub(super) relay: Mutex<Option<SocketAddr>>,
 }
 
 /// Why an attempt to connect failed.
@@ -130,6 +138,16 @@ impl Address {
     /// Tries once to connect and to greet.
     fn attempt(&self, wait: &Wait) -> std::result::Result<Connection, Attempt> {
         let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ATTEMPT)));
+        let relay = *self.relay.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(relay) = relay {
+            match self.attempt_by(relay, &limited) {
+                Err(Attempt::Again(error)) => {
+                    log::debug!("{Me}: no connection by the relay at {relay} ({error}), so there is none any more");
+                    *self.relay.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                }
+                reached => return reached,
+            }
+        }
         let addresses = match self.reached.get() {
             Some(address) => vec![*address],
             None => self.resolve(&limited)?,
@@ -142,6 +160,20 @@ impl Address {
         self.reached.get_or_init(|| address);
         self.from.get_or_init(|| from.to_canonical());
         Ok(greeted)
+    }
+
+    /// Tries once to connect by the relay of this node, and to greet.
+    fn attempt_by(&self, relay: SocketAddr, wait: &Wait) -> std::result::Result<Connection, Attempt> {
+        if self.from.get().is_none() {
+            // The relay is on this host, so its connection does not show by which address this host
+            // reaches the server.
+            if let Some(from) = self.resolve(wait)?.into_iter().find_map(local_address_to) {
+                self.from.get_or_init(|| from.to_canonical());
+            }
+        }
+        let stream = connect_to_any(&[relay], wait)?;
+        stream.set_nodelay(true).map_err(Attempt::Again)?;
+        self.greet(Connection::new(stream), wait)
     }
 
     fn resolve(&self, wait: &Wait) -> std::result::Result<Vec<SocketAddr>, Attempt> {
@@ -233,6 +265,20 @@ impl Address {
         connection.encrypt(records);
         Ok(())
     }
+}
+
+/// Returns the address of the relay for the store of that name, by the value of [`RELAY`].
+pub(super) fn relay_for(store: &str, variable: &str) -> Option<SocketAddr> {
+    let (name, address) = variable.rsplit_once(' ')?;
+    (name == store).then(|| address.parse().ok()).flatten()
+}
+
+/// Returns the address of this host from which packets go to that address. Sends nothing.
+fn local_address_to(address: SocketAddr) -> Option<IpAddr> {
+    let any = if address.is_ipv6() { SocketAddr::from(([0; 16], 0)) } else { SocketAddr::from(([0; 4], 0)) };
+    let socket = Private::open(|| UdpSocket::bind(any)).ok()?;
+    socket.connect(address).ok()?;
+    socket.local_addr().ok().map(|local| local.ip())
 }
 
 /// Tries all addresses of a name at the same time, IPv6 and IPv4, because one of them may lead

@@ -34,6 +34,9 @@ pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
 /// The key that shows a client that the server carries out [`op::COUNT`]. The server does not list
 /// or count this key, and the key is no nonce.
 pub const COUNT_KEY: &[u8] = b"/devicemesh/server/count";
+/// The key that shows a client that the server carries out [`op::TRUNK`]. The server does not list
+/// or count this key, and the key is no nonce.
+pub const TRUNK_KEY: &[u8] = b"/devicemesh/server/trunk";
 /// A request that lists no more keys than this counts as short.
 const FEW: usize = 16;
 /// The first word a client sends.
@@ -98,6 +101,10 @@ pub mod op {
     /// ADD does. When the sum is `last`, the value is stored under the key unless one stands there.
     /// A server carries out this operation if [`COUNT_KEY`](super::COUNT_KEY) exists there.
     pub const COUNT: u8 = 105;
+    /// Nothing; replies with a byte 0. From then on the connection is a trunk, which carries the
+    /// connections of many clients (store/channels.rs). A server carries out this operation if
+    /// [`TRUNK_KEY`](super::TRUNK_KEY) exists there.
+    pub const TRUNK: u8 = 106;
 }
 
 /// The answer to a handshake with another secret. No message of a handshake is so short.
@@ -134,6 +141,7 @@ pub enum Request {
     LastWord(Vec<u8>, Vec<u8>),
     Handshake(Vec<u8>),
     Count { counter: Vec<u8>, amount: i64, last: i64, key: Vec<u8>, value: Vec<u8> },
+    Trunk,
 }
 
 impl Request {
@@ -187,7 +195,7 @@ fn shape(op: u8) -> Result<(&'static [Field], bool), Malformed> {
         op::COUNT => (&[Key, Number, Number, Key, Value], false),
         op::CHECK | op::WAIT | op::MULTI_GET | op::WAIT_ANY => (&[Key], true),
         op::MULTI_SET => (&[Key, Value], true),
-        op::GETNUMKEYS | op::CANCEL_WAIT | op::LIST_KEYS => (&[], false),
+        op::GETNUMKEYS | op::CANCEL_WAIT | op::LIST_KEYS | op::TRUNK => (&[], false),
         unknown => return Err(Malformed(format!("operation {unknown}"))),
     })
 }
@@ -312,6 +320,7 @@ pub(super) fn request(bytes: Cow<'_, [u8]>) -> Option<Request> {
             key: reader.string()?,
             value: reader.string()?,
         },
+        op::TRUNK => Request::Trunk,
         _ => return None,
     })
 }

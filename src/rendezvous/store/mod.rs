@@ -2,6 +2,7 @@
 //! shared folder, this process's memory and the caller's own callbacks.
 
 mod callbacks;
+mod channels;
 mod client;
 mod connection;
 mod dial;
@@ -11,9 +12,11 @@ pub mod frame;
 mod hooked;
 mod memory;
 mod names;
+mod outgoing;
 mod poll;
 #[doc(hidden)]
 pub mod records;
+mod relay;
 mod secret;
 mod server;
 mod table;
@@ -22,12 +25,14 @@ mod value;
 pub(crate) use callbacks::NOT_YET;
 pub use callbacks::{CallbackStore, Callbacks};
 pub use client::TcpStore;
+pub use dial::RELAY;
 pub use file::FileStore;
 #[cfg(test)]
 pub(in crate::rendezvous) use hooked::Hooked;
 pub use memory::MemoryStore;
 pub use names::resolve;
 pub(in crate::rendezvous) use names::{NotResolved, resolve_in_time};
+pub use relay::Relay;
 pub use secret::Secret;
 pub use server::Server;
 pub(in crate::rendezvous) use server::{NotListening, not_resolved};
@@ -71,6 +76,12 @@ pub trait Store: Send + Sync {
 
     /// Returns the value under `key` now; `None` when there is none.
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>>;
+
+    /// Returns the value under each key now; `None` where there is none. A server is asked for many
+    /// values at once.
+    fn try_get_each(&self, keys: &[String], wait: &Wait) -> Result<Vec<Option<Vec<u8>>>> {
+        keys.iter().map(|key| self.try_get(key, wait)).collect()
+    }
 
     /// Adds to the integer under `key` (0 when there is none) and returns the sum. This is atomic
     /// over all ranks.

@@ -13,9 +13,10 @@ mod accepting;
 mod client;
 mod clients;
 mod connections;
+mod link;
 mod listen;
 mod memory;
-mod outgoing;
+mod replies;
 mod serving;
 mod shared;
 mod turns;
@@ -35,9 +36,10 @@ use super::poll::{Poll, event, ring};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use clients::Serving;
+pub(super) use connections::accept;
 pub(in crate::rendezvous) use listen::NotListening;
 use listen::listen_on_all;
-pub(super) use listen::notice_silence;
+pub(super) use listen::{listen, notice_silence};
 use shared::Shared;
 
 /// A running server; it stops when dropped.

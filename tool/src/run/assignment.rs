@@ -45,6 +45,9 @@ pub struct Assignment {
     /// The number of the job in the store of a service (`--store`), which has one job after the
     /// other. `None` where a node serves the store.
     pub job: Option<u64>,
+    /// How the ranks find the relay of this node ([`relaying`](super::relaying)). `None` where the
+    /// node has none.
+    pub relay: Option<String>,
 }
 
 impl Assignment {
@@ -70,6 +73,7 @@ impl Assignment {
             rejoins: 0,
             max_restarts: restart.most,
             job: None,
+            relay: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The variables that a rank gets beside those of the tool. They are torchrun's.
 
 use devicemesh::rendezvous::launcher::STARTED_BY_RUN;
+use devicemesh::rendezvous::store::RELAY;
 
 use super::assignment::Assignment;
 
@@ -37,6 +38,7 @@ pub fn variables(
     if again + assignment.rejoins > 0 {
         variables.push(("DM_JOIN", "running".to_owned()));
     }
+    variables.extend(assignment.relay.clone().map(|relay| (RELAY, relay)));
     // Otherwise each rank would start a thread for every CPU.
     let threads = own_cores.or((assignment.ranks > 1).then_some(1));
     if let Some(threads) = threads.filter(|_| std::env::var_os("OMP_NUM_THREADS").is_none()) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::connection::{CANCEL_ANSWER, Connection, ExchangeError};
 use super::super::frame::{Writer, op};
 use super::super::{Arrival, KeyWatch, Last, Store, arrive_in_steps, no_key};
-use super::{TcpStore, full, leave, with_keys};
+use super::{FEW_IN_FLIGHT, TcpStore, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
@@ -205,6 +205,28 @@ impl Store for TcpStore {
             return self.arrive_at_once(arrival, keys, counted, wait);
         }
         arrive_in_steps(self, arrival, keys, counted, wait)
+    }
+
+    fn try_get_each(&self, keys: &[String], wait: &Wait) -> Result<Vec<Option<Vec<u8>>>> {
+        keys.iter().try_for_each(|key| self.check(key, &[]))?;
+        let talk = |connection: &mut Connection| {
+            let mut values = Vec::with_capacity(keys.len());
+            for keys in keys.chunks(FEW_IN_FLIGHT) {
+                let checks: Vec<u8> = keys.iter().flat_map(|key| with_keys(op::CHECK, &[full(key)])).collect();
+                connection.send(&checks, wait)?;
+                let mut absent = vec![0; keys.len()];
+                connection.receive(&mut absent, wait)?;
+                let there = || keys.iter().zip(&absent).filter(|(_, absent)| **absent == 0);
+                let gets: Vec<u8> =
+                    there().flat_map(|(key, _)| Writer::new(op::GET).string(&full(key)).finish()).collect();
+                connection.send(&gets, wait)?;
+                for absent in absent {
+                    values.push(if absent == 0 { Some(connection.string(wait)?) } else { None });
+                }
+            }
+            Ok(values)
+        };
+        self.exchange(wait, || format!("GET of {} keys", keys.len()), talk)
     }
 
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
 
+use super::super::channels;
 use super::super::poll::Interest;
 use super::super::table::Client;
 use super::client::Connection;
 use super::clients::Serving;
 use super::connections::{HESITANT, MAX_CLIENTS, accept};
+use super::link::{Channel, Link};
 
 /// How many connections are accepted before the clients that are there get their turn.
 const ACCEPT_TURN: usize = 32;
@@ -28,6 +30,14 @@ impl Serving {
         }
     }
 
+    /// Returns how many connections there may be.
+    pub(super) fn most_clients(&self) -> usize {
+        match self.shared.room.load(Ordering::SeqCst) {
+            0 => MAX_CLIENTS,
+            most => most,
+        }
+    }
+
     /// Accepts no connections for a moment. Without the pause the loop would try again at once,
     /// although there is still no room.
     fn pause(&mut self) {
@@ -39,15 +49,12 @@ impl Serving {
     pub(super) fn accept(&mut self, listener: usize) {
         // Without the bound a flood of new connections would make the existing clients wait.
         for _ in 0..ACCEPT_TURN {
-            let most = match self.shared.room.load(Ordering::SeqCst) {
-                0 => MAX_CLIENTS,
-                most => most,
-            };
             let mut searched = false;
-            if self.connections.is_full(self.clients.len(), most) {
+            let lacks_descriptors = self.connections.is_out_of_descriptors(self.sockets());
+            if lacks_descriptors || self.clients.len() >= self.most_clients() {
                 let hesitant = self.connections.hesitant();
                 searched = hesitant.is_none();
-                if searched && self.connections.is_out_of_descriptors(self.clients.len()) {
+                if searched && lacks_descriptors {
                     self.shared.starved.store(true, Ordering::SeqCst);
                 }
                 match hesitant.or_else(|| self.dispensable()) {
@@ -57,13 +64,13 @@ impl Serving {
             }
             match accept(&self.listeners[listener]) {
                 Ok((stream, address)) => {
-                    self.connections.look_at(&stream, self.clients.len());
+                    self.connections.look_at(&stream, self.sockets());
                     self.welcome(stream, address);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => match error.raw_os_error() {
-                    Some(libc::EMFILE) if self.connections.ran_out(self.clients.len()) => {}
+                    Some(libc::EMFILE) if self.connections.ran_out(self.sockets()) => {}
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                         self.shared.starved.store(true, Ordering::SeqCst);
                         return self.pause();
@@ -82,9 +89,35 @@ impl Serving {
         let client = self.next;
         self.next += 1;
         if self.poll.add(&*stream, client).is_ok() {
-            self.clients.insert(client, Box::new(Connection::new(stream, address)));
+            self.clients.insert(client, Box::new(Connection::new(Link::Socket(stream), address)));
             self.connections.came(client, address);
         }
+    }
+
+    /// Makes the client of a new channel. Returns `None` where the channel has ended before, or
+    /// where there is no room for it.
+    pub(super) fn open_channel(&mut self, trunk: Client, number: u32) -> Option<Client> {
+        let (client, is_full) = (self.next, self.clients.len() >= self.most_clients());
+        let connection = self.clients.get_mut(&trunk)?;
+        let address = connection.address;
+        let state = connection.trunk.as_mut()?;
+        if state.last.is_some_and(|last| number <= last) {
+            return None;
+        }
+        state.last = Some(number);
+        if is_full {
+            let mut frames = Vec::new();
+            channels::put_end(&mut frames, number);
+            self.send_on_trunk(trunk, &frames);
+            return None;
+        }
+        state.channels.insert(number, client);
+        self.next += 1;
+        self.channels += 1;
+        let link = Link::Channel(Channel::new(trunk, number));
+        self.clients.insert(client, Box::new(Connection::new(link, address)));
+        self.connections.came(client, address);
+        Some(client)
     }
 
     /// Returns the client that makes room, among the clients from the address with the most
@@ -94,7 +127,10 @@ impl Serving {
     fn dispensable(&self) -> Option<Client> {
         let (address, is_greedy) = self.connections.busiest()?;
         let is_idle = |connection: &Connection| {
-            !connection.has_more() && connection.outgoing.left() == 0 && connection.active.elapsed() > HESITANT
+            connection.trunk.is_none()
+                && !connection.has_more()
+                && connection.outgoing.left() == 0
+                && connection.active.elapsed() > HESITANT
         };
         let there = || self.clients.iter().filter(|(_, connection)| connection.address == address);
         let idle = there().filter(|(_, connection)| is_idle(connection)).map(|(client, _)| *client);

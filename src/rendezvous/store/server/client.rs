@@ -3,18 +3,19 @@
 
 use std::borrow::Cow;
 use std::io::{self, ErrorKind, Read};
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use hostccl::fork::Private;
 use hostccl::noise::Broken;
 
+use super::super::channels;
 use super::super::frame::{DENIED, Malformed, Measure, OTHER_SECRET, Request, Writer, op, request};
+use super::super::outgoing::Outgoing;
 use super::super::poll::Interest;
 use super::super::records::{Records, number_of};
 use super::super::secret::Secret;
 use super::super::table::Task;
-use super::outgoing::Outgoing;
+use super::link::{Link, ReadOutcome, Trunk};
 
 /// The server does not read from a client while its unsent replies have more bytes than this.
 const HIGH_WATER: usize = 1 << 20;
@@ -44,8 +45,8 @@ pub(super) enum Authentication {
 
 /// A connection of one client.
 pub(super) struct Connection {
-    /// The socket, which does not block.
-    pub(super) stream: Private<TcpStream>,
+    /// The client's socket, or its channel.
+    pub(super) link: Link,
     /// The address from which the client connects.
     pub(super) address: IpAddr,
     /// The events for which the loop waits.
@@ -60,7 +61,9 @@ pub(super) struct Connection {
     /// Whether the client is in the queue [`Serving::answered`](super::clients::Serving).
     pub(super) answered: bool,
     /// Whether the connection has failed because nothing comes from the client's host any more.
-    is_silent: bool,
+    pub(super) is_silent: bool,
+    /// The channels, where the connection is a trunk.
+    pub(super) trunk: Option<Box<Trunk>>,
     /// Whether the client has asked for something since it was admitted.
     pub(super) asked: bool,
     /// A request that is carried out in steps. The next request waits for its end.
@@ -97,20 +100,10 @@ pub(super) enum Admission {
     Refused(&'static str),
 }
 
-/// The result of an attempt to read.
-pub(super) enum ReadOutcome {
-    /// This many bytes were read.
-    Bytes(usize),
-    /// There is nothing to read now.
-    Nothing,
-    /// The client has closed its connection, or the connection has failed.
-    End,
-}
-
 impl Connection {
-    pub(super) fn new(stream: Private<TcpStream>, address: IpAddr) -> Connection {
+    pub(super) fn new(link: Link, address: IpAddr) -> Connection {
         Connection {
-            stream,
+            link,
             address,
             interest: Interest { read: true, write: false },
             authentication: Authentication::Stranger,
@@ -118,6 +111,7 @@ impl Connection {
             busy: false,
             answered: false,
             is_silent: false,
+            trunk: None,
             asked: false,
             task: None,
             nonce: 0,
@@ -133,8 +127,12 @@ impl Connection {
     }
 
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> ReadOutcome {
+        let stream = match &mut self.link {
+            Link::Socket(stream) => stream,
+            Link::Channel(channel) => return channel.read(buffer),
+        };
         loop {
-            return match self.stream.read(buffer) {
+            return match stream.read(buffer) {
                 Ok(0) => ReadOutcome::End,
                 Ok(count) => ReadOutcome::Bytes(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -161,7 +159,11 @@ impl Connection {
     /// process that ends closes its connections, or resets them.
     pub(super) fn is_silent(&self) -> bool {
         // The socket has the error of a connection that was not read after it failed.
-        self.is_silent || self.stream.take_error().is_ok_and(|error| error.is_some_and(|error| is_silence(&error)))
+        let has_failed_so = match &self.link {
+            Link::Socket(stream) => stream.take_error().ok().flatten().is_some_and(|error| is_silence(&error)),
+            Link::Channel(_) => false,
+        };
+        self.is_silent || has_failed_so
     }
 
     /// Whether there may be something to carry out without reading more.
@@ -173,7 +175,11 @@ impl Connection {
     pub(super) fn buffered(&self) -> usize {
         let records = self.records.as_ref().map_or(0, |records| records.memory());
         let task = self.task.as_ref().map_or(0, |task| task.memory());
-        self.received.capacity() + self.outgoing.memory() + records + task
+        let inbox = match &self.link {
+            Link::Socket(_) => 0,
+            Link::Channel(channel) => channel.memory(),
+        };
+        self.received.capacity() + self.outgoing.memory() + records + task + inbox
     }
 
     /// Returns how many units of work a byte of this connection counts that is read or sent.
@@ -208,10 +214,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the length of the next request, once all of it is there.
+    /// Returns the length of the next request, once all of it is there; in a trunk, the length of
+    /// the next frame.
     pub(super) fn measure(&mut self) -> Result<Option<usize>, Malformed> {
         if self.measured.is_none() {
             let bytes = &self.received[self.done..];
+            if self.trunk.is_some() {
+                self.measured = channels::length(bytes)?;
+                return Ok(self.measured);
+            }
             // A client that is not admitted may send only a greeting and a handshake. These
             // requests are short, so such a client cannot fill the memory.
             let greetings = [op::VALIDATE, op::PING, op::HANDSHAKE];
@@ -242,6 +253,26 @@ impl Connection {
         request(Cow::Owned(bytes))
     }
 
+    /// Makes this connection a trunk. Fails where it is a channel.
+    pub(super) fn begin_trunk(&mut self) -> Result<(), String> {
+        if matches!(self.link, Link::Channel(_)) {
+            return Err("a trunk in a channel of a trunk".to_owned());
+        }
+        self.trunk = Some(Box::default());
+        Ok(())
+    }
+
+    /// Takes the frame that was measured, which has that length.
+    pub(super) fn take_frame(&mut self, length: usize) -> Vec<u8> {
+        self.measured = None;
+        let frame = self.received[self.done..][..length].to_vec();
+        self.done += length;
+        if self.done == self.received.len() {
+            (self.received, self.done) = (Vec::new(), 0);
+        }
+        frame
+    }
+
     pub(super) fn is_admitted(&self) -> bool {
         matches!(self.authentication, Authentication::Admitted)
     }
@@ -257,15 +288,32 @@ impl Connection {
     /// much work was done. An error says that the client is gone.
     pub(super) fn flush(&mut self, limit: usize) -> io::Result<usize> {
         let limit = limit / self.work_of_byte();
+        let Link::Socket(stream) = &self.link else { return Ok(0) };
         let sent = match &mut self.records {
-            None => self.outgoing.flush(&self.stream, limit),
-            Some(records) => self.outgoing.flush_sealed(records, &self.stream, limit),
+            None => self.outgoing.flush(stream, limit),
+            Some(records) => self.outgoing.flush_sealed(records, stream, limit),
         };
         let sent = sent.inspect_err(|error| self.is_silent = is_silence(error))?;
         if sent > 0 {
             self.active = Instant::now();
         }
         Ok(sent * self.work_of_byte())
+    }
+
+    /// Takes out what a channel sends next: as much as about `limit` units of work allow, and as the
+    /// channel's window. Returns the bytes, and how much work that was.
+    pub(super) fn take_outgoing(&mut self, limit: usize) -> io::Result<(Vec<u8>, usize)> {
+        let Link::Channel(channel) = &self.link else { return Ok((Vec::new(), 0)) };
+        let limit = (limit / self.work_of_byte()).min(channel.window.room());
+        let bytes = match &mut self.records {
+            None => self.outgoing.take(limit),
+            Some(records) => self.outgoing.take_sealed(records, limit)?,
+        };
+        if !bytes.is_empty() {
+            self.active = Instant::now();
+        }
+        let work = bytes.len() * self.work_of_byte();
+        Ok((bytes, work))
     }
 
     fn queue(&mut self, bytes: &[u8]) {

@@ -1,8 +1,9 @@
 //! The state of the server's loop: its clients, the queues in which they stand, and the table.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
-use std::net::{Shutdown, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,8 +14,9 @@ use super::super::secret::Secret;
 use super::super::table::{Client, Replies, Table};
 use super::client::Connection;
 use super::connections::Connections;
+use super::link::Link;
 use super::memory::KeptMemory;
-use super::shared::{MAX_BUFFERED, Shared};
+use super::shared::Shared;
 
 /// The least work that a turn counts for. A connection that is accepted or closed counts the same.
 pub(super) const LEAST: usize = 4 << 10;
@@ -29,6 +31,25 @@ pub(super) const SMALL_SEND: usize = 16 << 10;
 /// are higher.
 pub(super) const WAKE: u64 = 1 << 16;
 
+/// Hashes the numbers of clients. No client chooses its number, so none can make them collide.
+#[derive(Default)]
+pub(super) struct OfNumber(u64);
+
+impl Hasher for OfNumber {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The product with this odd number differs for all numbers, in its highest bits, too.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// The state of the server's loop.
 pub(super) struct Serving {
     /// The sockets on which the server listens.
@@ -42,9 +63,11 @@ pub(super) struct Serving {
     /// The values, and which clients wait for what.
     pub(super) table: Table,
     /// The connections by number. A hash table has many empty places, so it holds pointers only.
-    pub(super) clients: HashMap<Client, Box<Connection>>,
+    pub(super) clients: HashMap<Client, Box<Connection>, BuildHasherDefault<OfNumber>>,
     /// The number of the next client.
     pub(super) next: Client,
+    /// How many of the connections are channels of trunks. The others have sockets.
+    pub(super) channels: usize,
     /// The counts of connections by which the server decides who may be connected.
     pub(super) connections: Connections,
     /// When the server listens again, after there was no room for a connection.
@@ -53,6 +76,8 @@ pub(super) struct Serving {
     pub(super) buffered: usize,
     /// Clients that have asked for more than a small turn's work.
     pub(super) busy: VecDeque<Client>,
+    /// Trunks on which more has come than a small turn's work.
+    pub(super) busy_trunks: VecDeque<Client>,
     /// Clients that have something new to send, because another client's request woke them.
     pub(super) answered: VecDeque<Client>,
     /// Clients whose sockets failed while other clients were answered.
@@ -81,12 +106,14 @@ impl Serving {
             shared,
             secret,
             table: Table::default(),
-            clients: HashMap::new(),
+            clients: HashMap::default(),
             next: WAKE + 1,
+            channels: 0,
             connections: Connections::default(),
             paused: None,
             buffered: 0,
             busy: VecDeque::new(),
+            busy_trunks: VecDeque::new(),
             answered: VecDeque::new(),
             lost: Vec::new(),
             replies: Replies::new(),
@@ -96,18 +123,24 @@ impl Serving {
     }
 
     /// Sets the events of a client for which the loop waits.
-    fn update_interest(&mut self, client: Client) {
+    pub(super) fn update_interest(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let interest = Interest {
             read: !connection.busy && !connection.is_backlogged() && !connection.ending,
             write: !connection.busy && connection.outgoing.left() > 0,
         };
+        let Link::Socket(stream) = &connection.link else { return };
         if interest != connection.interest {
             connection.interest = interest;
-            if self.poll.modify(&*connection.stream, client, interest).is_err() {
+            if self.poll.modify(&**stream, client, interest).is_err() {
                 self.lost.push(client);
             }
         }
+    }
+
+    /// Returns how many connections have sockets.
+    pub(super) fn sockets(&self) -> usize {
+        self.clients.len() - self.channels
     }
 
     /// Puts the client into the queue for a larger turn.
@@ -115,105 +148,11 @@ impl Serving {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         if !connection.busy {
             connection.busy = true;
-            self.busy.push_back(client);
+            match &connection.trunk {
+                Some(_) => self.busy_trunks.push_back(client),
+                None => self.busy.push_back(client),
+            }
             self.update_interest(client);
         }
-    }
-
-    /// Sends what the socket takes, up to `limit` bytes, and returns how many. Nothing is sent to a
-    /// client in the queue for a larger turn.
-    pub(super) fn flush(&mut self, client: Client, limit: usize) -> usize {
-        let Some(connection) = self.clients.get_mut(&client) else { return 0 };
-        let flushed = if connection.busy { Ok(0) } else { connection.flush(limit) };
-        let Ok(sent) = flushed else {
-            self.lost.push(client);
-            return 0;
-        };
-        if connection.ending && connection.outgoing.left() == 0 {
-            self.lost.push(client);
-            return sent;
-        }
-        self.update_interest(client);
-        self.account_memory(client);
-        sent
-    }
-
-    /// Counts the memory that a client makes the server keep. When the memory for all clients, with
-    /// the values that only unread replies keep, is too much, clients are dropped until it is not.
-    /// A client that is not admitted goes first, then one that does not read, then the client that
-    /// keeps the most memory.
-    fn account_memory(&mut self, client: Client) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        let now = connection.buffered();
-        self.buffered = self.buffered + now - connection.counted;
-        connection.counted = now;
-        while self.buffered + self.table.loose() > MAX_BUFFERED {
-            let weight = |connection: &Connection| {
-                let kept = connection.counted + connection.outgoing.left();
-                (kept > 0 && !connection.is_admitted(), kept > 0 && connection.is_stalled(), kept)
-            };
-            let most = self.clients.iter_mut().filter(|(_, connection)| !connection.ending);
-            let Some((most, connection)) = most.max_by_key(|(_, connection)| weight(connection)) else { return };
-            self.buffered -= connection.counted;
-            connection.release();
-            self.lost.push(*most);
-        }
-    }
-
-    /// Hands out the table's replies. The replies to `asking` are sent at the end of the turn,
-    /// those to other clients soon after. Returns how much work that was.
-    pub(super) fn answer(&mut self, asking: Client) -> usize {
-        let mut replies = std::mem::take(&mut self.replies);
-        let mut handed = 0;
-        for reply in replies.drain(..) {
-            let Some(connection) = self.clients.get_mut(&reply.to).filter(|connection| !connection.ending) else {
-                continue;
-            };
-            if connection.outgoing.left() == 0 {
-                connection.active = Instant::now();
-            }
-            connection.outgoing.push(&reply.bytes);
-            handed += reply.bytes.len();
-            if let Some(value) = reply.value {
-                handed += value.len().min(LEAST);
-                connection.outgoing.push_value(value);
-            }
-            if reply.to != asking && !connection.answered {
-                connection.answered = true;
-                self.answered.push_back(reply.to);
-            }
-        }
-        self.replies = replies;
-        handed
-    }
-
-    /// Finishes the turn of a client: sends replies to the other clients that the turn woke, at
-    /// most `woken` of them now, and drops the clients whose sockets have failed.
-    pub(super) fn finish_turn(&mut self, woken: usize) {
-        for _ in 0..woken {
-            let Some(client) = self.answered.pop_front() else { break };
-            let Some(connection) = self.clients.get_mut(&client) else { continue };
-            connection.answered = false;
-            self.flush(client, SMALL_SEND);
-        }
-        while let Some(client) = self.lost.pop() {
-            self.leave(client);
-        }
-    }
-
-    /// Ends a connection, and forgets its client.
-    pub(super) fn leave(&mut self, client: Client) {
-        let Some(connection) = self.clients.remove(&client) else { return };
-        if connection.is_silent() {
-            self.table.note_silent(client);
-        }
-        // Closing the socket takes it out of the poll and shuts it down, unless a process made by
-        // `clone` has a copy of the socket.
-        self.poll.remove(&*connection.stream);
-        let _ = connection.stream.shutdown(Shutdown::Both);
-        self.buffered -= connection.counted;
-        self.connections.left(client, connection.address, self.clients.len());
-        self.table.leave(client, &mut self.replies);
-        self.answer(client);
     }
 }

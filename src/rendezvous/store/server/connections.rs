@@ -72,12 +72,12 @@ impl Connections {
         }
     }
 
-    /// Forgets a client that has gone; `clients` are still connected.
-    pub(super) fn left(&mut self, client: Client, address: IpAddr, clients: usize) {
+    /// Forgets a client that has gone; `sockets` connections still have sockets.
+    pub(super) fn left(&mut self, client: Client, address: IpAddr, sockets: usize) {
         self.strangers.remove(&client);
         self.asked(client);
         // The process may have given descriptors back.
-        self.fits = self.fits.filter(|fits| clients > fits - fits / 8);
+        self.fits = self.fits.filter(|fits| sockets > fits - fits / 8);
         if let Some(count) = self.by_address.get_mut(&address) {
             *count -= 1;
             if *count == 0 {
@@ -91,15 +91,10 @@ impl Connections {
         self.strangers.first_key_value().map(|(client, came)| (*client, *came))
     }
 
-    /// Whether there is no room for one more connection beside `clients`, when there may be at most
-    /// `most`.
-    pub(super) fn is_full(&self, clients: usize, most: usize) -> bool {
-        clients >= most.min(self.fits.unwrap_or(usize::MAX))
-    }
-
-    /// Whether a lack of descriptors leaves no room for one more connection beside `clients`.
-    pub(super) fn is_out_of_descriptors(&self, clients: usize) -> bool {
-        self.fits.is_some_and(|fits| clients >= fits)
+    /// Whether a lack of descriptors leaves no room for one more connection beside `sockets` that
+    /// have sockets.
+    pub(super) fn is_out_of_descriptors(&self, sockets: usize) -> bool {
+        self.fits.is_some_and(|fits| sockets >= fits)
     }
 
     /// Returns the client that makes room first, because no job needs it: the oldest one that is
@@ -119,9 +114,10 @@ impl Connections {
         Some((*address, *count < all && *count > all - all / 4))
     }
 
-    /// Looks at the descriptor of a new connection; there are `clients` others. The kernel gives
+    /// Looks at the descriptor of a new connection; `sockets` others have
+    /// sockets, too. The kernel gives
     /// out the lowest free descriptor, so a high number means that few are left.
-    pub(super) fn look_at(&mut self, stream: &TcpStream, clients: usize) {
+    pub(super) fn look_at(&mut self, stream: &TcpStream, sockets: usize) {
         let descriptor = stream.as_raw_fd() as usize;
         while descriptor >= self.usable {
             let (soft, hard) = descriptor_limits();
@@ -132,24 +128,24 @@ impl Connections {
             // Every rank needs a descriptor here, and the usual soft limit is 1024. Within the hard
             // limit the process may raise it, so a job of thousands need not fail for it.
             if soft >= hard || !raise_descriptor_limit(soft.saturating_mul(4).min(hard), hard) {
-                return self.ends_at(clients);
+                return self.ends_at(sockets);
             }
         }
     }
 
-    /// Notes that there was no descriptor for a new connection beside `clients`. Returns whether
+    /// Notes that there was no descriptor for a new connection beside `sockets`. Returns whether
     /// there is one now.
-    pub(super) fn ran_out(&mut self, clients: usize) -> bool {
+    pub(super) fn ran_out(&mut self, sockets: usize) -> bool {
         let (soft, hard) = descriptor_limits();
         let raised = soft < hard && raise_descriptor_limit(soft.saturating_mul(4).min(hard), hard);
         if !raised {
-            self.ends_at(clients);
+            self.ends_at(sockets);
         }
         raised
     }
 
-    fn ends_at(&mut self, clients: usize) {
-        self.fits = Some(self.fits.map_or(clients, |fits| fits.min(clients)));
+    fn ends_at(&mut self, sockets: usize) {
+        self.fits = Some(self.fits.map_or(sockets, |fits| fits.min(sockets)));
     }
 }
 
@@ -171,7 +167,7 @@ fn raise_descriptor_limit(soft: usize, hard: usize) -> bool {
 /// Accepts a connection, and returns it with the address from which it comes. The connection does
 /// not block; its other options are the listener's. This takes one system call, where the standard
 /// library needs two.
-pub(super) fn accept(listener: &TcpListener) -> io::Result<(Private<TcpStream>, IpAddr)> {
+pub(in crate::rendezvous::store) fn accept(listener: &TcpListener) -> io::Result<(Private<TcpStream>, IpAddr)> {
     let mut from = IpAddr::from([0, 0, 0, 0]);
     let stream = Private::open(|| {
         let (stream, address) = acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;

@@ -76,7 +76,7 @@ pub(super) fn ours(listeners: &[Private<TcpListener>], address: SocketAddr) -> b
     listeners.iter().any(|known| known.local_addr().is_ok_and(|known| known == address))
 }
 
-pub(super) fn listen(address: SocketAddr) -> io::Result<Private<TcpListener>> {
+pub(in crate::rendezvous::store) fn listen(address: SocketAddr) -> io::Result<Private<TcpListener>> {
     let socket = Private::open(|| Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)))?;
     if address.is_ipv6() {
         // IPv4 has a listener of its own, where it is wanted.

@@ -1,9 +1,15 @@
 //! The turns of a client: reads what it asks for and carries it out.
 
+use super::super::channels::{self, Frame};
+use super::super::frame::{Malformed, Request};
 use super::super::poll::Ready;
 use super::super::table::{Client, Refusal};
-use super::client::{Admission, ReadOutcome};
+use super::client::Admission;
 use super::clients::{LEAST, MOST_READ, SMALL_SEND, Serving, WAKE};
+use super::link::{Link, ReadOutcome};
+
+/// The most work for one client in its trunk's turn. For more work the client gets turns of its own.
+const CHANNEL_TURN: usize = 16 << 10;
 
 impl Serving {
     /// Does what one event asks for, up to that much work, and returns how much work it was.
@@ -63,6 +69,9 @@ impl Serving {
                         self.queue_turn(client);
                         break;
                     }
+                    Ok(Some(length)) if connection.trunk.is_some() => {
+                        self.frame(client, length, limit.saturating_sub(work))
+                    }
                     Ok(Some(length)) => self.request(client, length, is_small && limit <= LEAST),
                     Ok(None) if !readable => break,
                     Ok(None) => {
@@ -100,6 +109,42 @@ impl Serving {
         work + self.flush(client, SMALL_SEND.min(limit))
     }
 
+    /// Does what the next frame of a trunk says, which has that length with its header. The channel's
+    /// client gets a small turn. What it does counts as work of the trunk, which has `limit` left.
+    pub(super) fn frame(&mut self, trunk: Client, length: usize, limit: usize) -> Result<(), Refusal> {
+        let Some(connection) = self.clients.get_mut(&trunk) else { return Ok(()) };
+        let bytes = connection.take_frame(length);
+        self.table.count_work(length);
+        let Some((number, frame)) = channels::frame(&bytes) else { return Ok(()) };
+        let known = connection.trunk.as_ref().and_then(|trunk| trunk.channels.get(&number)).copied();
+        let client = match known {
+            Some(client) => client,
+            None if matches!(frame, Frame::Bytes(_)) => match self.open_channel(trunk, number) {
+                Some(client) => client,
+                None => return Ok(()),
+            },
+            None => return Ok(()),
+        };
+        let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
+        let Link::Channel(channel) = &mut connection.link else { return Ok(()) };
+        let protocol = |malformed: Malformed| Refusal::Protocol(malformed.0);
+        match frame {
+            Frame::Bytes(bytes) => channel.receive(bytes).map_err(protocol)?,
+            Frame::Taken(count) => channel.window.widen(count).map_err(protocol)?,
+            Frame::End => channel.end(),
+        }
+        let has_room = matches!(frame, Frame::Taken(_));
+        if matches!(frame, Frame::End) && (connection.ending || connection.is_backlogged()) {
+            self.leave(client);
+        } else if has_room && (connection.outgoing.left() > 0 || connection.has_more()) {
+            self.queue_turn(client);
+        } else if !has_room && !connection.busy {
+            let work = self.turn(client, limit.clamp(LEAST, CHANNEL_TURN), true);
+            self.table.count_work(work);
+        }
+        Ok(())
+    }
+
     /// Does the next step of the client's request.
     pub(super) fn advance(&mut self, client: Client) -> Result<(), Refusal> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
@@ -133,6 +178,9 @@ impl Serving {
         if !connection.asked && !request.is_greeting() {
             connection.asked = true;
             self.connections.asked(client);
+        }
+        if request == Request::Trunk {
+            connection.begin_trunk()?;
         }
         let waits_for_turn = short && !request.is_short();
         if let Some(mut task) = self.table.handle(client, request, &mut self.replies)? {

@@ -130,6 +130,7 @@ impl Table {
                 self.keep_word(client, key, word)?;
                 reply(vec![0]);
             }
+            Request::Trunk => reply(vec![0]),
             Request::Handshake(_) => return Err("a handshake in the middle".to_owned().into()),
         }
         Ok(None)

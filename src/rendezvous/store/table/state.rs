@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::frame::{COUNT_KEY, MAX_VALUE, REFUSED_KEY, SERVER_KEY, Strings, Writer};
+use super::super::frame::{COUNT_KEY, MAX_VALUE, REFUSED_KEY, SERVER_KEY, Strings, TRUNK_KEY, Writer};
 use super::super::value::{DetachedBytes, Value};
 use super::limits::Refusal;
 
@@ -191,6 +191,7 @@ impl Table {
             || self.queues.contains_key(key)
             || key == SERVER_KEY
             || key == COUNT_KEY
+            || key == TRUNK_KEY
             || key == REFUSED_KEY && self.refused.1.is_some()
     }
 

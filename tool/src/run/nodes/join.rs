@@ -276,5 +276,6 @@ fn assign(rendezvous: &Rendezvous, job: Option<u64>, entries: &[Entry], arrival:
         rejoins: 0,
         max_restarts: rendezvous.restart.most,
         job,
+        relay: None,
     })
 }

@@ -18,6 +18,7 @@ use crate::run::cause::Cause;
 use crate::run::ending::STAY;
 use crate::run::job::{Job, Phase};
 use crate::run::nodes::Nodes;
+use crate::run::relaying::{relay_for, threshold};
 use crate::run::rendezvous::{Rendezvous, Run};
 
 impl Job<'_> {
@@ -33,6 +34,7 @@ impl Job<'_> {
 
     /// Runs the job once.
     fn attempt(&mut self, rendezvous: &Rendezvous) -> Result<(), Failure> {
+        let relayed_from = threshold()?;
         // The ranks of one node need the server until they have ended.
         let mut server = None;
         let assignment = if rendezvous.is_private() {
@@ -50,16 +52,21 @@ impl Job<'_> {
             self.nodes = Some(Nodes::meet(rendezvous.clone())?);
             self.wait_for_nodes()
         };
-        if let Some(assignment) = assignment {
+        // The relay, too, is there until the ranks have ended.
+        let mut relay = None;
+        if let Some(mut assignment) = assignment {
             // Ctrl-Z may have come before this node could do anything.
             self.handle_signals();
             self.restarts.standing.restarts = assignment.restarts;
             self.wait_for_start();
             if self.cause.is_none() {
+                let serves = self.nodes.as_ref().is_some_and(Nodes::serves);
+                relay = relay_for(&mut assignment, relayed_from, serves)?;
                 self.start(assignment)?;
             }
         }
         self.watch();
+        drop(relay);
         Ok(())
     }
 

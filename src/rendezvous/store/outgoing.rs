@@ -1,5 +1,5 @@
-//! Keeps the replies that are still to be sent to one client. The replies are bytes that belong to
-//! this client alone, and between these bytes values that the table and other clients share.
+//! Keeps what is still to be sent to one client: bytes that belong to this client alone, and between
+//! these bytes values that the table and other clients share.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -7,8 +7,8 @@ use std::net::TcpStream;
 
 use socket2::SockRef;
 
-use super::super::records::{Records, TEXT};
-use super::super::value::Value;
+use super::records::{Records, TEXT};
+use super::value::Value;
 
 /// A buffer of more bytes than this is freed when it is empty, so an idle client costs little. Most
 /// replies are a number or less.
@@ -99,9 +99,7 @@ impl Outgoing {
         let mut flushed = 0;
         while self.left > 0 && flushed < limit {
             if records.outgoing().is_empty() {
-                let mut text = Vec::new();
-                self.pieces(TEXT.min(limit - flushed)).iter().for_each(|piece| text.extend_from_slice(piece));
-                records.put_record(&text).map_err(io::Error::other)?;
+                self.put_record(records, limit - flushed)?;
             }
             match stream.write(records.outgoing()) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
@@ -120,6 +118,46 @@ impl Outgoing {
         }
         self.give_back();
         Ok(flushed)
+    }
+
+    /// Takes at most `limit` bytes out, in place of sending them.
+    pub(super) fn take(&mut self, limit: usize) -> Vec<u8> {
+        let count = self.left.min(limit);
+        let mut bytes = Vec::with_capacity(count);
+        while bytes.len() < count {
+            let before = bytes.len();
+            self.pieces(count - before).iter().for_each(|piece| bytes.extend_from_slice(piece));
+            self.advance(bytes.len() - before);
+        }
+        self.give_back();
+        bytes
+    }
+
+    /// Does what [`Outgoing::take`] does, encrypted.
+    pub(super) fn take_sealed(&mut self, records: &mut Records, limit: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while self.left > 0 && bytes.len() < limit {
+            if records.outgoing().is_empty() {
+                self.put_record(records, limit - bytes.len())?;
+            }
+            let sealed = records.outgoing();
+            let count = sealed.len().min(limit - bytes.len());
+            bytes.extend_from_slice(&sealed[..count]);
+            let text = records.advance(count).unwrap_or(0);
+            self.advance(text);
+        }
+        if self.left == 0 {
+            records.give_back();
+        }
+        self.give_back();
+        Ok(bytes)
+    }
+
+    /// Makes a record of the bytes that are sent next. They have about `limit` bytes.
+    fn put_record(&mut self, records: &mut Records, limit: usize) -> io::Result<()> {
+        let mut text = Vec::new();
+        self.pieces(TEXT.min(limit)).iter().for_each(|piece| text.extend_from_slice(piece));
+        records.put_record(&text).map_err(io::Error::other)
     }
 
     /// Returns the pieces that are sent next, at most `limit` bytes together.

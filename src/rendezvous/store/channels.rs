@@ -1,0 +1,200 @@
+//! Trunks: connections of which each carries the connections of many clients, its *channels*.
+//!
+//! After [`op::TRUNK`](super::frame::op::TRUNK), both sides of a connection send frames. A frame
+//! begins with two words of 32 bits, the number of a channel and one of these:
+//!
+//! | second word | meaning |
+//! |---|---|
+//! | 0 | the channel has ended |
+//! | 1 to [`MOST`] | as many bytes of the channel follow |
+//! | [`TAKEN`] and a number | the sender of this frame has taken so many bytes of the channel, so the other side may send as many more |
+//!
+//! The side that has begun the trunk opens a channel by sending its first bytes. The numbers of its
+//! channels grow. Each side may send [`WINDOW`] bytes of a channel before the other side has taken
+//! them. So a client that does not read holds up no other client of its trunk.
+
+use super::frame::Malformed;
+
+/// How many bytes a frame has before the bytes of its channel.
+pub(super) const HEADER: usize = 8;
+/// The most bytes of a channel in one frame.
+pub(super) const MOST: usize = 8 << 10;
+/// How many bytes of a channel may be on their way in one direction. A small request waits behind at
+/// most so many bytes of each other client of its trunk.
+pub(super) const WINDOW: usize = 16 << 10;
+/// The bit of a frame that says how many bytes were taken.
+const TAKEN: u32 = 1 << 31;
+
+/// What a frame says of its channel.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame<'a> {
+    /// These bytes are the channel's next ones.
+    Bytes(&'a [u8]),
+    /// The other side has taken so many bytes.
+    Taken(usize),
+    /// The channel has ended.
+    End,
+}
+
+/// Returns the length of the frame that `bytes` begins with; `None` while more bytes are needed.
+pub(super) fn length(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
+    let Some((_, word, _)) = header(bytes) else { return Ok(None) };
+    let following = if word & TAKEN == 0 { word as usize } else { 0 };
+    if following > MOST || (word & !TAKEN) as usize > WINDOW {
+        return Err(Malformed(format!("a frame of a channel with the word {word:#x}")));
+    }
+    Ok(Some(HEADER + following).filter(|length| *length <= bytes.len()))
+}
+
+/// Returns the channel of a whole frame, and what the frame says.
+pub(super) fn frame(bytes: &[u8]) -> Option<(u32, Frame<'_>)> {
+    let (channel, word, rest) = header(bytes)?;
+    let frame = match word {
+        0 => Frame::End,
+        word if word & TAKEN != 0 => Frame::Taken((word & !TAKEN) as usize),
+        word => Frame::Bytes(rest.get(..word as usize)?),
+    };
+    Some((channel, frame))
+}
+
+fn header(bytes: &[u8]) -> Option<(u32, u32, &[u8])> {
+    let (channel, rest) = bytes.split_first_chunk()?;
+    let (word, rest) = rest.split_first_chunk()?;
+    Some((u32::from_le_bytes(*channel), u32::from_le_bytes(*word), rest))
+}
+
+/// Appends bytes of a channel, in as many frames as they need.
+pub(super) fn put_bytes(frames: &mut Vec<u8>, channel: u32, bytes: &[u8]) {
+    for piece in bytes.chunks(MOST) {
+        put_header(frames, channel, piece.len() as u32);
+        frames.extend_from_slice(piece);
+    }
+}
+
+/// Appends the frame that says that so many bytes of a channel were taken.
+pub(super) fn put_taken(frames: &mut Vec<u8>, channel: u32, taken: usize) {
+    put_header(frames, channel, TAKEN | taken as u32);
+}
+
+/// Appends the frame that ends a channel.
+pub(super) fn put_end(frames: &mut Vec<u8>, channel: u32) {
+    put_header(frames, channel, 0);
+}
+
+fn put_header(frames: &mut Vec<u8>, channel: u32, word: u32) {
+    frames.extend_from_slice(&channel.to_le_bytes());
+    frames.extend_from_slice(&word.to_le_bytes());
+}
+
+/// How many bytes of a channel one side may send, and how many have come to it.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// How many bytes this side may still send.
+    room: usize,
+    /// How many bytes have come and were not taken yet.
+    held: usize,
+    /// How many bytes were taken, and the other side does not know it yet.
+    taken: usize,
+}
+
+impl Window {
+    /// Returns the window of a channel that is new.
+    pub(super) fn new() -> Window {
+        Window { room: WINDOW, held: 0, taken: 0 }
+    }
+
+    /// Returns how many bytes this side may send now.
+    pub(super) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Notes that this side has sent so many bytes, for which there was room.
+    pub(super) fn sent(&mut self, count: usize) {
+        self.room -= count;
+    }
+
+    /// Notes that the other side has taken so many bytes. Fails where this side has not sent them.
+    pub(super) fn widen(&mut self, count: usize) -> Result<(), Malformed> {
+        self.room += count;
+        match self.room <= WINDOW {
+            true => Ok(()),
+            false => Err(Malformed(format!("{count} bytes of a channel were taken that were not sent"))),
+        }
+    }
+
+    /// Notes that so many bytes have come. Fails where the other side was not allowed to send them.
+    pub(super) fn came(&mut self, count: usize) -> Result<(), Malformed> {
+        self.held += count;
+        match self.held + self.taken <= WINDOW {
+            true => Ok(()),
+            false => Err(Malformed(format!("{count} bytes of a channel more than its window"))),
+        }
+    }
+
+    /// Notes that so many bytes that have come were taken.
+    pub(super) fn took(&mut self, count: usize) {
+        self.held -= count;
+        self.taken += count;
+    }
+
+    /// Returns how many bytes the other side should be told of now, if any. A frame for each few
+    /// bytes would cost more than it helps.
+    pub(super) fn to_tell(&mut self) -> Option<usize> {
+        (self.taken >= WINDOW / 2).then(|| std::mem::take(&mut self.taken))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_read_as_they_are_written() {
+        let mut bytes = Vec::new();
+        let text = vec![7; MOST + 3];
+        put_bytes(&mut bytes, 5, &text);
+        put_taken(&mut bytes, 6, WINDOW);
+        put_end(&mut bytes, u32::MAX);
+        let mut rest = &bytes[..];
+        let expected = [
+            (5, Frame::Bytes(&text[..MOST])),
+            (5, Frame::Bytes(&text[MOST..])),
+            (6, Frame::Taken(WINDOW)),
+            (u32::MAX, Frame::End),
+        ];
+        for expected in expected {
+            let whole = length(rest).unwrap().unwrap();
+            // Every shorter piece of the frame needs more bytes.
+            assert!((0..whole).all(|short| length(&rest[..short]) == Ok(None)));
+            assert_eq!(frame(&rest[..whole]), Some(expected));
+            rest = &rest[whole..];
+        }
+        assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn no_frame_is_longer_than_the_most() {
+        for word in [MOST as u32 + 1, TAKEN - 1, TAKEN | (WINDOW as u32 + 1), u32::MAX] {
+            let mut bytes = Vec::new();
+            put_header(&mut bytes, 1, word);
+            assert!(length(&bytes).is_err(), "{word:#x}");
+        }
+    }
+
+    #[test]
+    fn a_window_refuses_what_was_not_agreed() {
+        let mut window = Window::new();
+        window.sent(WINDOW);
+        assert_eq!(window.room(), 0);
+        assert!(window.widen(WINDOW).is_ok() && window.widen(1).is_err());
+
+        let mut window = Window::new();
+        assert!(window.came(WINDOW).is_ok());
+        window.took(WINDOW / 2 - 1);
+        assert_eq!(window.to_tell(), None);
+        window.took(1);
+        // The bytes that were taken count until the other side is told.
+        assert!(window.came(1).is_err());
+        assert_eq!(window.to_tell(), Some(WINDOW / 2));
+    }
+}

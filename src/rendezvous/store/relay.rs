@@ -1,0 +1,393 @@
+//! Carries the connections of the ranks of one host to the store's server in one connection, a
+//! trunk.
+//!
+//! `devicemesh run` has a relay on each node of a large job. The ranks of the node connect to the
+//! relay as they would connect to the server. The relay does not look at what they send: a client
+//! and the server greet each other, and encrypt what they say, as without a relay. So the server has
+//! one socket for each node, and one system call of the server serves several ranks.
+//!
+//! When the trunk ends, the relay ends all connections of its clients. For the ranks this is the end
+//! of the server.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read};
+use std::mem;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hostccl::fork::{self, Private};
+
+use super::TcpStore;
+use super::channels::{self, Frame, MOST, Window};
+use super::connection::Connection;
+
+use super::frame::Malformed;
+use super::outgoing::Outgoing;
+use super::poll::{Interest, Poll, Ready, event, ring};
+use super::secret::Secret;
+use super::server::accept;
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+
+/// How many bytes are read in one system call.
+const MOST_READ: usize = 64 << 10;
+/// About how many bytes are sent to one side before the others get their turn.
+const MOST_SENT: usize = 256 << 10;
+/// The relay reads nothing from its clients while the trunk has more bytes than this to send.
+const HIGH_WATER: usize = 1 << 20;
+/// How many connections are accepted before the others get their turn.
+const ACCEPT_TURN: usize = 32;
+/// How long the relay waits before the next try when it has no descriptor for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The tokens of the events.
+const WAKE: u64 = 0;
+const LISTENER: u64 = 1;
+const TRUNK: u64 = 2;
+/// The token of a client is more than this by the number of its channel.
+const CLIENTS: u64 = 3;
+
+/// A relay that runs. It ends, with all connections of its clients, when it is dropped.
+pub struct Relay {
+    /// The value of [`RELAY`](super::RELAY) for the ranks.
+    variable: String,
+    /// The address at which the relay listens.
+    address: SocketAddr,
+    /// What the relay shares with its thread.
+    shared: Arc<Shared>,
+    /// The thread, until it is joined.
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a relay shares with its thread.
+struct Shared {
+    /// Whether the thread must end.
+    stop: AtomicBool,
+    /// Wakes the thread.
+    wake: Private<OwnedFd>,
+}
+
+impl Relay {
+    /// Connects to the server at `host:port`, and takes connections on the loopback device for it.
+    /// Returns `None` where the server knows no trunks, because it is not one of this library, or an
+    /// older one.
+    pub fn start(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<Option<Relay>> {
+        let store = TcpStore::connect_with_secret(host, port, secret, wait)?;
+        let name = super::Store::name(&store).to_owned();
+        let Some(trunk) = store.into_trunk(wait)? else { return Ok(None) };
+        let broken = |error: &io::Error| Error::store_io("cannot set up the relay of this node", error);
+        let listener = super::server::listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(|error| broken(&error))?;
+        let address = listener.local_addr().map_err(|error| broken(&error))?;
+        let wake = event().map_err(|error| broken(&error))?;
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake });
+        let poll = Poll::new().map_err(|error| broken(&error))?;
+        let adds = poll.add(&*shared.wake, WAKE).and_then(|()| poll.add(&*listener, LISTENER));
+        adds.and_then(|()| poll.add(&*trunk.stream, TRUNK)).map_err(|error| broken(&error))?;
+        let relaying = Relaying {
+            poll,
+            listener,
+            trunk,
+            frames: Vec::new(),
+            outgoing: Outgoing::default(),
+            interest: READ,
+            clients: HashMap::new(),
+            next: 0,
+            is_paused: false,
+            is_backlogged: false,
+            buffer: vec![0; MOST_READ],
+        };
+        let theirs = Arc::clone(&shared);
+        let thread = hostccl::thread::spawn("dm-relay", move || relaying.run(&theirs));
+        let thread = thread.map_err(|error| Error::no_thread(&error).within("cannot set up the relay of this node"))?;
+        Ok(Some(Relay { variable: format!("{name} {address}"), address, shared, thread: Some(thread) }))
+    }
+
+    /// Returns the address at which the relay listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the value of [`RELAY`](super::RELAY) for the ranks of this node.
+    pub fn variable(&self) -> &str {
+        &self.variable
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if fork::is_child() {
+            // The thread belongs to the parent, so nobody waits for it here.
+            return mem::forget(self.thread.take());
+        }
+        self.shared.stop.store(true, Ordering::SeqCst);
+        ring(&self.shared.wake);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+const READ: Interest = Interest { read: true, write: false };
+
+/// The state of a relay's thread.
+struct Relaying {
+    /// The descriptors for which the thread waits.
+    poll: Poll,
+    /// The socket at which the clients connect.
+    listener: Private<std::net::TcpListener>,
+    /// The connection to the server.
+    trunk: Connection,
+    /// Bytes that have come on the trunk, decrypted where the store has a secret, up to the end of
+    /// the last whole frame that was taken.
+    frames: Vec<u8>,
+    /// What the trunk has to send.
+    outgoing: Outgoing,
+    /// The events of the trunk for which the thread waits.
+    interest: Interest,
+    /// The clients by the numbers of their channels.
+    clients: HashMap<u32, Client>,
+    /// The number of the next channel.
+    next: u32,
+    /// Whether the thread accepts no connections for a moment, because there is no descriptor.
+    is_paused: bool,
+    /// Whether nothing is read from the clients, because the trunk has too much to send.
+    is_backlogged: bool,
+    /// The buffer for reading.
+    buffer: Vec<u8>,
+}
+
+/// A client of a relay.
+struct Client {
+    /// Its socket, which does not block.
+    stream: Private<TcpStream>,
+    /// What is still to be sent to the client.
+    outgoing: Outgoing,
+    /// How much of the channel may be sent on the trunk, and how much has come.
+    window: Window,
+    /// Whether the server has ended the channel. The client still gets what has come before.
+    is_ending: bool,
+    /// The events for which the thread waits.
+    interest: Interest,
+}
+
+impl Client {
+    /// Sends what the socket takes. Fails where the client has gone.
+    fn flush(&mut self) -> io::Result<()> {
+        let sent = self.outgoing.flush(&self.stream, MOST_SENT)?;
+        // After its end, a channel has no window.
+        if !self.is_ending {
+            self.window.took(sent);
+        }
+        Ok(())
+    }
+
+    /// Whether all that the server has sent before it ended the channel is with the client.
+    fn is_done(&self) -> bool {
+        self.is_ending && self.outgoing.left() == 0
+    }
+}
+
+impl Relaying {
+    fn run(mut self, shared: &Shared) {
+        let mut ready = Vec::new();
+        while !shared.stop.load(Ordering::SeqCst) {
+            self.poll.wait(self.is_paused.then_some(ACCEPT_PAUSE), &mut ready);
+            if mem::take(&mut self.is_paused) {
+                let _ = self.poll.modify(&*self.listener, LISTENER, READ);
+            }
+            for event in &ready {
+                match event.token {
+                    WAKE => {}
+                    LISTENER => self.accept(),
+                    TRUNK => {
+                        if (event.read || event.over) && self.read_trunk().is_err() {
+                            return self.end();
+                        }
+                    }
+                    client => self.serve((client - CLIENTS) as u32, event),
+                }
+            }
+            if self.flush_trunk().is_err() {
+                return self.end();
+            }
+        }
+        self.end();
+    }
+
+    /// Ends all connections. Closing the sockets is not enough when a process made by `clone` has
+    /// copies of them.
+    fn end(self) {
+        let _ = self.trunk.stream.shutdown(Shutdown::Both);
+        for client in self.clients.values() {
+            let _ = client.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPT_TURN {
+            match accept(&self.listener) {
+                Ok((stream, _)) => {
+                    let number = self.next;
+                    self.next = self.next.wrapping_add(1);
+                    if self.poll.add(&*stream, CLIENTS + u64::from(number)).is_ok() {
+                        let outgoing = Outgoing::default();
+                        let client =
+                            Client { stream, outgoing, window: Window::new(), is_ending: false, interest: READ };
+                        self.clients.insert(number, client);
+                        self.watch(number);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    if let Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) = error.raw_os_error() {
+                        // The listener stays ready, so without a pause the thread would not sleep.
+                        let none = Interest { read: false, write: false };
+                        let _ = self.poll.modify(&*self.listener, LISTENER, none);
+                        self.is_paused = true;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Does what one event of a client asks for.
+    fn serve(&mut self, number: u32, event: &Ready) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        if event.write && client.flush().is_err() {
+            return self.leave(number);
+        }
+        let room = client.window.room().min(MOST);
+        let may_read = room > 0 && !self.is_backlogged && !client.is_ending;
+        if event.read && may_read {
+            match client.stream.read(&mut self.buffer[..room]) {
+                Ok(0) => return self.leave(number),
+                Ok(count) => {
+                    client.window.sent(count);
+                    let mut frames = Vec::with_capacity(count + channels::HEADER);
+                    channels::put_bytes(&mut frames, number, &self.buffer[..count]);
+                    self.outgoing.push(&frames);
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+                Err(_) => return self.leave(number),
+            }
+        } else if event.over {
+            return self.leave(number);
+        }
+        self.settle(number);
+    }
+
+    /// Tells the server how much a client has taken, waits for the events that matter now, and ends
+    /// the connection of a client whose channel has ended.
+    fn settle(&mut self, number: u32) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        if client.is_done() {
+            return self.leave(number);
+        }
+        if let Some(taken) = client.window.to_tell().filter(|_| !client.is_ending) {
+            let mut frame = Vec::new();
+            channels::put_taken(&mut frame, number, taken);
+            self.outgoing.push(&frame);
+        }
+        self.watch(number);
+    }
+
+    /// Sets the events of a client for which the thread waits.
+    fn watch(&mut self, number: u32) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let interest = Interest {
+            read: client.window.room() > 0 && !self.is_backlogged && !client.is_ending,
+            write: client.outgoing.left() > 0,
+        };
+        if interest != client.interest {
+            client.interest = interest;
+            if self.poll.modify(&*client.stream, CLIENTS + u64::from(number), interest).is_err() {
+                self.leave(number);
+            }
+        }
+    }
+
+    /// Ends the connection of a client, and the client's channel.
+    fn leave(&mut self, number: u32) {
+        let Some(client) = self.clients.remove(&number) else { return };
+        self.poll.remove(&*client.stream);
+        let _ = client.stream.shutdown(Shutdown::Both);
+        if !client.is_ending {
+            let mut frame = Vec::new();
+            channels::put_end(&mut frame, number);
+            self.outgoing.push(&frame);
+        }
+    }
+
+    /// Reads what has come on the trunk, and hands it out. Fails when the trunk has ended.
+    fn read_trunk(&mut self) -> io::Result<()> {
+        let count = match self.trunk.stream.read(&mut self.buffer) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        match self.trunk.records() {
+            Some(records) => records.open(&self.buffer[..count], &mut self.frames).map_err(io::Error::other)?,
+            None => self.frames.extend_from_slice(&self.buffer[..count]),
+        }
+        let frames = mem::take(&mut self.frames);
+        let mut at = 0;
+        while let Some(length) = channels::length(&frames[at..]).map_err(malformed)? {
+            if let Some((number, frame)) = channels::frame(&frames[at..at + length]) {
+                self.take(number, frame).map_err(malformed)?;
+            }
+            at += length;
+        }
+        self.frames = frames;
+        self.frames.drain(..at);
+        Ok(())
+    }
+
+    /// Does what a frame says. The client may have gone meanwhile.
+    fn take(&mut self, number: u32, frame: Frame<'_>) -> std::result::Result<(), Malformed> {
+        let Some(client) = self.clients.get_mut(&number) else { return Ok(()) };
+        match frame {
+            Frame::Bytes(bytes) => {
+                client.window.came(bytes.len())?;
+                client.outgoing.push(bytes);
+                if client.flush().is_err() {
+                    self.leave(number);
+                    return Ok(());
+                }
+            }
+            Frame::Taken(count) => client.window.widen(count)?,
+            Frame::End => client.is_ending = true,
+        }
+        self.settle(number);
+        Ok(())
+    }
+
+    /// Sends what the trunk has to send. Fails when the trunk has ended.
+    fn flush_trunk(&mut self) -> io::Result<()> {
+        let outgoing = &mut self.outgoing;
+        match self.trunk.parts() {
+            (stream, None) => outgoing.flush(stream, MOST_SENT)?,
+            (stream, Some(records)) => outgoing.flush_sealed(records, stream, MOST_SENT)?,
+        };
+        let interest = Interest { read: true, write: outgoing.left() > 0 };
+        if interest != self.interest {
+            self.interest = interest;
+            self.poll.modify(&*self.trunk.stream, TRUNK, interest)?;
+        }
+        let is_backlogged = self.outgoing.left() > HIGH_WATER;
+        if mem::replace(&mut self.is_backlogged, is_backlogged) != is_backlogged {
+            let numbers: Vec<u32> = self.clients.keys().copied().collect();
+            numbers.into_iter().for_each(|number| self.watch(number));
+        }
+        Ok(())
+    }
+}
+
+fn malformed(why: Malformed) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why.0)
+}

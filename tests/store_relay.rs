@@ -1,0 +1,318 @@
+//! A relay carries the connections of many clients in one connection, a trunk. No client of a relay
+//! notices that, and none holds up another one. tests/store_contract.rs tries each promise of a
+//! store by a relay, too.
+
+mod wire;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use devicemesh::error::Status;
+use devicemesh::rendezvous::store::{Relay, Secret, Server, Store, TcpStore};
+use devicemesh::wait::Wait;
+use wire::{GREETING, connect, greeted, greeted_at, honest, memory_mib, soon, string};
+
+/// The kinds of frames (src/rendezvous/store/channels.rs).
+const TAKEN: u32 = 1 << 31;
+/// The most bytes in a frame, and the most bytes of a channel on their way.
+const MOST: usize = 8 << 10;
+const WINDOW: usize = 16 << 10;
+
+fn relay_of(server: &Server) -> Relay {
+    Relay::start("127.0.0.1", server.local_addr().port(), None, &soon()).unwrap().unwrap()
+}
+
+fn client_of(relay: &Relay) -> TcpStore {
+    TcpStore::connect("127.0.0.1", relay.local_addr().port(), &soon()).unwrap()
+}
+
+/// A connection that the server takes for a trunk.
+fn trunk_of(server: &Server) -> TcpStream {
+    let mut stream = greeted(server);
+    stream.write_all(&[106]).unwrap();
+    let mut begun = [9];
+    stream.read_exact(&mut begun).unwrap();
+    assert_eq!(begun, [0]);
+    stream
+}
+
+fn frame(channel: u32, word: u32, bytes: &[u8]) -> Vec<u8> {
+    [&channel.to_le_bytes(), &word.to_le_bytes(), bytes].concat()
+}
+
+fn bytes_of(channel: u32, bytes: &[u8]) -> Vec<u8> {
+    frame(channel, bytes.len() as u32, bytes)
+}
+
+/// Reads the next frame: its channel, its word, and its bytes.
+fn next_frame(stream: &mut TcpStream) -> (u32, u32, Vec<u8>) {
+    let mut header = [0; 8];
+    stream.read_exact(&mut header).unwrap();
+    let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+    let mut bytes = vec![0; if word(4) & TAKEN == 0 { word(4) as usize } else { 0 }];
+    stream.read_exact(&mut bytes).unwrap();
+    (word(0), word(4), bytes)
+}
+
+/// Whether the server ends the connection, within the time of its reads.
+fn is_dropped(stream: &mut TcpStream) -> bool {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// How many connections this host has that come from clients of that port.
+fn sockets_at(port: u16) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let is_there = |line: &&str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, _, state) = (fields.next(), fields.next(), fields.next());
+        local.is_some_and(|local| local.ends_with(&format!(":{port:04X}"))) && state == Some("01")
+    };
+    table.lines().filter(is_there).count()
+}
+
+#[test]
+fn the_clients_of_a_relay_share_one_socket_of_the_server() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let relay = relay_of(&server);
+    let stores: Vec<TcpStore> = (0..50).map(|_| client_of(&relay)).collect();
+    wait_until("all clients are there", || server.clients() == 51);
+    assert_eq!(sockets_at(server.local_addr().port()), 1);
+    std::thread::scope(|scope| {
+        for (number, store) in stores.iter().enumerate() {
+            scope.spawn(move || {
+                // Each value is longer than a window, in both directions.
+                let (key, value) = (format!("value{number}"), vec![number as u8; 200_000 + number]);
+                store.set(&key, &value, &soon()).unwrap();
+                let next = format!("value{}", (number + 1) % 50);
+                assert_eq!(
+                    store.get(&next, &soon()).unwrap(),
+                    vec![((number + 1) % 50) as u8; 200_000 + (number + 1) % 50]
+                );
+                store.add("count", 1, &soon()).unwrap();
+            });
+        }
+    });
+    assert_eq!(stores[0].add("count", 0, &soon()).unwrap(), 50);
+    let large = vec![3; 8 << 20];
+    stores[1].set("large", &large, &soon()).unwrap();
+    assert_eq!(stores[2].get("large", &soon()).unwrap(), large);
+    drop(stores);
+    wait_until("the clients go", || server.clients() == 1);
+    drop(relay);
+    wait_until("the relay goes", || server.clients() == 0);
+}
+
+#[test]
+fn a_client_that_never_reads_holds_up_no_other_client_of_its_relay() {
+    alone!("a_client_that_never_reads_holds_up_no_other_client_of_its_relay");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let relay = relay_of(&server);
+    let store = client_of(&relay);
+    store.set("large", &vec![1; 4 << 20], &soon()).unwrap();
+    let before = memory_mib("VmRSS:");
+    let question = [&[3][..], &string(b"/large")].concat();
+    let mut deaf: Vec<TcpStream> = (0..8).map(|_| greeted_at(relay.local_addr())).collect();
+    for stream in &mut deaf {
+        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        for _ in 0..100_000 {
+            if stream.write_all(&question).is_err() {
+                break;
+            }
+        }
+    }
+    let began = Instant::now();
+    (1..=100).for_each(|sum| assert_eq!(store.add("count", 1, &soon()).unwrap(), sum));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?} for 100 small questions", began.elapsed());
+    let grown = memory_mib("VmRSS:").saturating_sub(before);
+    assert!(grown < 8 * 8 + 32, "{grown} MiB for 8 clients that do not read");
+
+    // A client that reads late gets everything, in order.
+    let mut slow = greeted_at(relay.local_addr());
+    for _ in 0..20 {
+        slow.write_all(&question).unwrap();
+    }
+    slow.write_all(&[13, 9, 9, 9, 9]).unwrap();
+    let mut reply = vec![0; 8 + (4 << 20)];
+    for _ in 0..20 {
+        slow.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..8], (4u64 << 20).to_le_bytes());
+    }
+    let mut echo = [0; 4];
+    slow.read_exact(&mut echo).unwrap();
+    assert_eq!(echo, [9; 4]);
+}
+
+#[test]
+fn each_client_of_a_relay_has_its_own_last_word() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let staying = honest(&server);
+    let relay = relay_of(&server);
+    let clients: Vec<TcpStore> = (0..3).map(|_| client_of(&relay)).collect();
+    for (number, client) in clients.iter().enumerate() {
+        assert!(client.leave_last_word("lost", number.to_string().as_bytes(), &soon()).unwrap());
+    }
+    assert!(staying.leave_last_word("lost", b"staying", &soon()).unwrap());
+    let mut clients = clients.into_iter();
+    drop(clients.next());
+    assert_eq!(staying.get("lost/1", &soon()).unwrap(), b"0");
+    assert_eq!(staying.try_get("lost/2", &soon()).unwrap(), None);
+    // With the relay its other clients are gone, and nobody else.
+    drop(relay);
+    let mut words = ["lost/2", "lost/3"].map(|key| staying.get(key, &soon()).unwrap());
+    words.sort();
+    assert_eq!(words, [b"1", b"2"]);
+    assert_eq!(staying.try_get("lost/4", &soon()).unwrap(), None);
+    let error = clients.next().unwrap().add("count", 1, &soon()).unwrap_err();
+    assert_eq!(error.status(), Status::Store, "{error}");
+}
+
+#[test]
+fn the_end_of_the_server_is_an_error_at_once_by_a_relay_too() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let relay = relay_of(&server);
+    let store = client_of(&relay);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.get("never", &soon()).unwrap_err());
+        wait_until("both connections are there", || server.clients() == 2);
+        std::thread::sleep(Duration::from_millis(50));
+        let ended = Instant::now();
+        drop(server);
+        let error = waiting.join().unwrap();
+        assert_eq!(error.status(), Status::Store, "{error}");
+        assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
+    });
+    assert_eq!(store.add("count", 1, &soon()).unwrap_err().status(), Status::Store);
+}
+
+#[test]
+fn a_server_with_a_secret_takes_trunks_and_clients_that_have_it() {
+    let secret = |text: &str| Secret::new(text.as_bytes());
+    let server = Server::guarded("127.0.0.1:0", secret("open sesame")).unwrap();
+    let port = server.local_addr().port();
+    let without = Relay::start("127.0.0.1", port, None, &soon()).err().unwrap();
+    assert!(without.message().contains("takes only clients that have its secret"), "{without}");
+    let relay = Relay::start("127.0.0.1", port, secret("open sesame"), &soon()).unwrap().unwrap();
+    let by_relay = |secret| TcpStore::connect_with_secret("127.0.0.1", relay.local_addr().port(), secret, &soon());
+    let store = by_relay(secret("open sesame")).unwrap();
+    let value = vec![5; 3 << 20];
+    store.set("value", &value, &soon()).unwrap();
+    assert_eq!(store.get("value", &soon()).unwrap(), value);
+    // The relay has the secret, and its clients must have it, too.
+    assert!(by_relay(None).err().unwrap().message().contains("takes only clients that have its secret"));
+    assert!(by_relay(secret("open barley")).err().unwrap().message().contains("has another secret"));
+    assert_eq!(store.add("count", 1, &soon()).unwrap(), 1);
+}
+
+#[test]
+fn a_trunk_that_breaks_the_rules_ends_with_its_clients() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    let word = |number: &str| [&[101][..], &string("/lost"), &string(number)].concat();
+    // The server takes nothing more of a client that has so much to read.
+    store.set("large", &vec![1; 4 << 20], &soon()).unwrap();
+    let get = bytes_of(7, &[&[3][..], &string("/large")].concat());
+    let more: Vec<u8> = (0..=WINDOW / MOST).flat_map(|_| bytes_of(7, &[3; MOST])).collect();
+    let wrong = [
+        ("a frame that is too long", frame(7, MOST as u32 + 1, &[0; 64])),
+        ("more was taken than a window has", frame(7, TAKEN | (WINDOW as u32 + 1), &[])),
+        ("bytes were taken that were not sent", frame(7, TAKEN | 100, &[])),
+        ("more bytes than the window", [get, more].concat()),
+    ];
+    for (count, (what, frames)) in (1..).zip(&wrong) {
+        let mut trunk = trunk_of(&server);
+        trunk.write_all(&bytes_of(7, &[&GREETING[..], &word(&count.to_string())].concat())).unwrap();
+        assert_eq!(next_frame(&mut trunk), (7, 5, vec![1, 2, 3, 4, 0]), "{what}");
+        // The server may end the connection before all is written.
+        let _ = trunk.write_all(frames);
+        assert!(is_dropped(&mut trunk), "{what}");
+        assert_eq!(store.get(&format!("lost/{count}"), &soon()).unwrap(), count.to_string().as_bytes(), "{what}");
+    }
+    // A client that breaks the store's rules ends alone.
+    let mut trunk = trunk_of(&server);
+    let requests = [(1, &[106][..], "a trunk in a trunk"), (2, &[99], "an unknown request"), (3, b"", "no greeting")];
+    for (channel, request, what) in requests {
+        let first = if request.is_empty() { vec![1; 9] } else { [&GREETING, request].concat() };
+        trunk.write_all(&bytes_of(channel, &first)).unwrap();
+        let mut next = next_frame(&mut trunk);
+        if next.1 != 0 {
+            assert_eq!(next, (channel, 4, vec![1, 2, 3, 4]), "{what}");
+            next = next_frame(&mut trunk);
+        }
+        assert_eq!(next, (channel, 0, vec![]), "{what}");
+        // What comes late for a channel that has ended opens no channel.
+        trunk.write_all(&[bytes_of(channel, &GREETING), frame(channel, TAKEN | 4, &[])].concat()).unwrap();
+    }
+    trunk.write_all(&bytes_of(4, &GREETING)).unwrap();
+    assert_eq!(next_frame(&mut trunk), (4, 4, vec![1, 2, 3, 4]));
+    wait_until("one client of the trunk is left", || server.clients() == 3);
+}
+
+#[test]
+fn channels_count_as_connections() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    // There may be 16 connections for the rank, and 1,024 others.
+    server.expect_ranks(1);
+    let mut trunk = trunk_of(&server);
+    let more = 40;
+    let opens: Vec<u8> = (0..1038 + more).flat_map(|channel| bytes_of(channel, &GREETING)).collect();
+    let mut writing = trunk.try_clone().unwrap();
+    let (mut greeted, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(move || writing.write_all(&opens).unwrap());
+        for _ in 0..1038 + more {
+            match next_frame(&mut trunk) {
+                (_, 4, echo) if echo == [1, 2, 3, 4] => greeted += 1,
+                (_, 0, _) => refused += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    assert_eq!((greeted, refused), (1038, more));
+    assert_eq!(store.add("count", 1, &soon()).unwrap(), 1);
+    // A new connection takes the place of a channel that has asked for nothing.
+    std::thread::sleep(Duration::from_millis(1100));
+    let mut late = connect(&server);
+    late.write_all(&GREETING).unwrap();
+    let mut echo = [0; 4];
+    late.read_exact(&mut echo).unwrap();
+    assert_eq!(next_frame(&mut trunk).1, 0);
+}
+
+#[test]
+fn a_server_that_knows_no_trunks_has_no_relay() {
+    // A server that answers a greeting, and has no key.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut greeting = [0; 10];
+        stream.read_exact(&mut greeting).unwrap();
+        stream.write_all(&greeting[6..]).unwrap();
+        // The questions CHECK come for two keys, and then for one.
+        let mut byte = [0];
+        while stream.read(&mut byte).is_ok_and(|count| count > 0) {
+            if byte == [5] {
+                let mut rest = [0; 16];
+                stream.read_exact(&mut rest).unwrap();
+                let mut key = vec![0; u64::from_le_bytes(rest[8..].try_into().unwrap()) as usize];
+                stream.read_exact(&mut key).unwrap();
+                stream.write_all(&[1]).unwrap();
+            }
+        }
+    });
+    assert!(Relay::start("127.0.0.1", port, None, &Wait::after(Duration::from_secs(20))).unwrap().is_none());
+}
