@@ -2,13 +2,12 @@
 //! agrees on the join of the world, and then on a mesh. benches/store_start.py runs it against our
 //! store and PyTorch's in turn.
 //!
-//! `serve <ranks>`: serves until its input ends; prints the port.
-//! `drive <port> <first> <end> <world> <run> <form>`: plays the ranks first..end of world. It prints
-//! one line `<phase> <seconds>` for each phase when all its ranks are through. With the form `ours`
-//! the ranks send what this library sends to a server of its own, each on a connection of its own.
-//! With `relays` eight ranks at a time share a connection, as the ranks of a node with a relay do.
-//! With `torch` they send the same agreements in the operations of PyTorch's protocol, which both
-//! servers know.
+//! `serve <ranks>`: serves until its input ends; prints the port. `drive <port> <first> <end>
+//! <world> <run> <form>`: plays the ranks first..end of world. It prints one line `<phase>
+//! <seconds>` for each phase when all its ranks are through. With the form `ours` the ranks send
+//! what this library sends to a server of its own, each on a connection of its own. With `relays`
+//! eight ranks at a time share a connection, as the ranks of a node with a relay do. With `torch`
+//! they send the same agreements in the operations of PyTorch's protocol, which both servers know.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -79,6 +78,11 @@ struct Trunk {
 }
 
 impl Trunk {
+    fn begin(&mut self, channel: u32) {
+        let frame = [channel.to_le_bytes(), (1u32 << 31).to_le_bytes()].concat();
+        self.stream.write_all(&frame).expect("the server listens");
+    }
+
     fn send(&mut self, channel: u32, bytes: &[u8]) {
         let header = [channel.to_le_bytes(), (bytes.len() as u32).to_le_bytes()].concat();
         self.stream.write_all(&[&header, bytes].concat()).expect("the server listens");
@@ -156,7 +160,9 @@ fn connect(port: u16, ranks: std::ops::Range<usize>, by_relays: bool) -> Vec<Ran
                     if index % RANKS_OF_A_NODE == 0 {
                         trunk = Some(Rc::new(RefCell::new(begin_trunk(stream(number / RANKS_OF_A_NODE)))));
                     }
-                    Link::Channel(Rc::clone(trunk.as_ref().expect("made above")), number as u32)
+                    let trunk = trunk.as_ref().expect("made above");
+                    trunk.borrow_mut().begin(number as u32);
+                    Link::Channel(Rc::clone(trunk), number as u32)
                 }
             };
             let mut rank = Rank { number, link };
@@ -238,8 +244,8 @@ impl Start {
         each(&mut self.ranks, count, agreed);
     }
 
-    /// Ends a call. The note, the count and the wait are one request of each rank. Then each rank says
-    /// that it has read the verdict.
+    /// Ends a call. The note, the count and the wait are one request of each rank. Then each rank
+    /// says that it has read the verdict.
     fn end_with_ours(&mut self, call: &str) {
         let key = |name: &str| self.key(&format!("{call}/end/{name}"));
         let (lost, left) = (self.key("lost/1"), self.key("left/1"));

@@ -66,7 +66,7 @@ def test_the_ranks_of_a_large_job_are_told_of_the_relay_of_their_node(nodes, sto
     for size, is_there in [(None, False), (2, True), (3, False), (0, False)]:
         variables = {} if size is None else {"DM_STORE_RELAY_FROM": size}
         said = [ends(node, 0)[0] for node in nodes("-n 1", "-n 1", script='echo "$DM_STORE_RELAY"', **variables)]
-        pattern = rf"tcp://{store.address} 127\.0\.0\.1:\d+\n" if is_there else r"\n"
+        pattern = rf"tcp://{store.address} 127\.0\.0\.1:\d+ 127\.0\.0\.1\n" if is_there else r"\n"
         assert all(re.fullmatch(pattern, line) for line in said), (size, said)
     (node, ) = nodes("-n 1", DM_STORE_RELAY_FROM="many")
     (other, ) = nodes("-n 1", DM_STORE_RELAY_FROM="many")
@@ -77,7 +77,7 @@ def test_the_ranks_of_a_large_job_are_told_of_the_relay_of_their_node(nodes, sto
 @pytest.mark.parametrize("relay", ["is there", "has gone"])
 def test_ranks_meet_with_and_without_their_relay(nodes, programs, relay):
     hello = programs.c("examples/hello_mesh.c", name="hello-in-store")
-    gone = 'export DM_STORE_RELAY="tcp://$MASTER_ADDR:$MASTER_PORT 127.0.0.1:1"; ' if relay == "has gone" else ""
+    gone = 'export DM_STORE_RELAY="tcp://$MASTER_ADDR:$MASTER_PORT 127.0.0.1:1 127.0.0.1"; ' if relay == "has gone" else ""
     said = "".join(ends(node, 0)[0] for node in nodes("-n 2", "-n 2", script=f"{gone}exec {hello}", DM_STORE_RELAY_FROM=2))
     assert all(f"rank {rank} at " in said for rank in range(4)), said
 

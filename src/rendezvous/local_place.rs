@@ -46,7 +46,7 @@ impl LocalPlace {
 
     /// Returns the place of this rank. `host` is equal on the ranks of one host, and on no others.
     /// Every rank of `round` makes this call. Each rank needs two store operations, and rank 0
-    /// needs two for each rank.
+    /// needs three for each rank, in which it asks for many ranks at once.
     pub(super) fn find(round: &Round, place: &Place, host: &str, wait: &Wait) -> Result<LocalPlace> {
         let Place { rank, size, .. } = *place;
         let mine = said(place.local_rank, host);

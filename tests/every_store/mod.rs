@@ -1,5 +1,5 @@
-//! The stores that the tests try: in memory, over TCP, over TCP with a secret, both by a relay, too,
-//! in a folder, and by a program's callbacks.
+//! The stores that the tests try: in memory, over TCP with and without a secret, each directly and
+//! by a relay, in a folder, and by a program's callbacks.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};

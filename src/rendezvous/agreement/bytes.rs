@@ -1,7 +1,7 @@
 //! Carries bytes between the ranks of an agreed call: all-gather and broadcast.
 //!
 //! The first rank of an all-gather collects what the others publish, and publishes all of it
-//! together. So `n` ranks need about `2n` store operations. If each rank asked each other rank,
+//! together. So `n` ranks need about `3n` store operations. If each rank asked each other rank,
 //! they would need `n * n`. Bytes travel in pieces, each of which is one value of the store. The
 //! first piece begins with the length of all bytes.
 
@@ -39,25 +39,22 @@ impl Round {
             return self.unpack(&self.fetch_bytes("all", 0, most, wait)?);
         }
         let (mut all, mut total) = (vec![mine.to_vec()], mine.len());
-        let positions: Vec<usize> = (1..size).collect();
-        let first_pieces = positions.chunks(AT_ONCE).flat_map(|positions| {
-            let rank = |position: usize| self.membership.members.rank(position);
-            let from: Vec<(String, i32)> =
-                positions.iter().map(|position| (format!("{}/0", of_rank(*position)), rank(*position))).collect();
-            let fetched = self.fetch_each(&from, wait);
-            fetched.map_or_else(|error| vec![Err(error)], |pieces| pieces.into_iter().map(Ok).collect())
-        });
-        for (position, first) in positions.iter().copied().zip(first_pieces) {
-            let theirs = self.fetch_rest(first?, &of_rank(position), position, MOST_OF_ONE, wait)?;
-            total += theirs.len();
-            if total > MOST_TOGETHER {
-                return Err(Error::invalid(format!(
-                    "{}: the first {} ranks give {total} bytes; all {size} ranks together may give {MOST_TOGETHER}",
-                    self.call,
-                    position + 1
-                )));
+        for positions in (1..size).collect::<Vec<_>>().chunks(AT_ONCE) {
+            let first =
+                |position: &usize| (format!("{}/0", of_rank(*position)), self.membership.members.rank(*position));
+            let from: Vec<(String, i32)> = positions.iter().map(first).collect();
+            for (position, first) in positions.iter().zip(self.fetch_each(&from, wait)?) {
+                let theirs = self.fetch_rest(first, &of_rank(*position), *position, MOST_OF_ONE, wait)?;
+                total += theirs.len();
+                if total > MOST_TOGETHER {
+                    return Err(Error::invalid(format!(
+                        "{}: the first {} ranks give {total} bytes; all {size} ranks together may give {MOST_TOGETHER}",
+                        self.call,
+                        position + 1
+                    )));
+                }
+                all.push(theirs);
             }
-            all.push(theirs);
         }
         self.publish_bytes("all", &pack(&all, total), wait)?;
         Ok(all)

@@ -10,7 +10,7 @@ use crate::error::{Error, Result, Status};
 use crate::recorder::Operation;
 use crate::wait::{Deadline, Wait};
 
-/// For how many values [`Round::fetch_each`] asks at once.
+/// The number of values that [`Round::fetch_each`] asks for at once.
 pub(super) const AT_ONCE: usize = 64;
 
 /// How long [`Round::failed`] waits for the report of a failure.
@@ -52,9 +52,8 @@ impl Round {
         self.await_key(&self.key("/data", key), late, wait)
     }
 
-    /// Does what [`fetch`](Round::fetch) does for several values: a key, and the world rank that
-    /// publishes it. The store is asked for many values at once, so a rank can fetch those of 100,000
-    /// others.
+    /// Fetches several values. `from` has the key of each value, and the world rank that publishes
+    /// it. The store is asked for many values at once, so a rank can fetch those of 100,000 others.
     pub fn fetch_each(&self, from: &[(String, i32)], wait: &Wait) -> Result<Vec<Vec<u8>>> {
         let mut values = Vec::with_capacity(from.len());
         for part in from.chunks(AT_ONCE) {

@@ -1,4 +1,4 @@
-//! Trunks: connections of which each carries the connections of many clients, its *channels*.
+//! A trunk is a connection that carries the connections of many clients, its *channels*.
 //!
 //! After [`op::TRUNK`](super::frame::op::TRUNK), both sides of a connection send frames. A frame
 //! begins with two words of 32 bits, the number of a channel and one of these:
@@ -7,10 +7,11 @@
 //! |---|---|
 //! | 0 | the channel has ended |
 //! | 1 to [`MOST`] | as many bytes of the channel follow |
-//! | [`TAKEN`] and a number | the sender of this frame has taken so many bytes of the channel, so the other side may send as many more |
+//! | [`BEGINS`] | the channel begins |
+//! | [`BEGINS`] + n | the sender of this frame has taken n bytes of the channel |
 //!
-//! The side that has begun the trunk opens a channel by sending its first bytes. The numbers of its
-//! channels grow. Each side may send [`WINDOW`] bytes of a channel before the other side has taken
+//! The side that has begun the trunk begins the channels, too, and gives them growing numbers. Each
+//! side may send [`WINDOW`] bytes of a channel before the other side has taken
 //! them. So a client that does not read holds up no other client of its trunk.
 
 use super::frame::Malformed;
@@ -19,18 +20,21 @@ use super::frame::Malformed;
 pub(super) const HEADER: usize = 8;
 /// The most bytes of a channel in one frame.
 pub(super) const MOST: usize = 8 << 10;
-/// How many bytes of a channel may be on their way in one direction. A small request waits behind at
-/// most so many bytes of each other client of its trunk.
+/// How many bytes of a channel may be on their way in one direction. A small request waits behind
+/// at most so many bytes of each other client of its trunk.
 pub(super) const WINDOW: usize = 16 << 10;
-/// The bit of a frame that says how many bytes were taken.
-const TAKEN: u32 = 1 << 31;
+/// The second word of the frame that begins a channel. With a number of bytes in its other bits,
+/// the word says that this many bytes were taken.
+const BEGINS: u32 = 1 << 31;
 
 /// What a frame says of its channel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame<'a> {
     /// These bytes are the channel's next ones.
     Bytes(&'a [u8]),
-    /// The other side has taken so many bytes.
+    /// The channel begins.
+    Begins,
+    /// The other side has taken this many bytes.
     Taken(usize),
     /// The channel has ended.
     End,
@@ -39,8 +43,8 @@ pub(super) enum Frame<'a> {
 /// Returns the length of the frame that `bytes` begins with; `None` while more bytes are needed.
 pub(super) fn length(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
     let Some((_, word, _)) = header(bytes) else { return Ok(None) };
-    let following = if word & TAKEN == 0 { word as usize } else { 0 };
-    if following > MOST || (word & !TAKEN) as usize > WINDOW {
+    let following = if word & BEGINS == 0 { word as usize } else { 0 };
+    if following > MOST || (word & !BEGINS) as usize > WINDOW {
         return Err(Malformed(format!("a frame of a channel with the word {word:#x}")));
     }
     Ok(Some(HEADER + following).filter(|length| *length <= bytes.len()))
@@ -51,7 +55,8 @@ pub(super) fn frame(bytes: &[u8]) -> Option<(u32, Frame<'_>)> {
     let (channel, word, rest) = header(bytes)?;
     let frame = match word {
         0 => Frame::End,
-        word if word & TAKEN != 0 => Frame::Taken((word & !TAKEN) as usize),
+        BEGINS => Frame::Begins,
+        word if word & BEGINS != 0 => Frame::Taken((word & !BEGINS) as usize),
         word => Frame::Bytes(rest.get(..word as usize)?),
     };
     Some((channel, frame))
@@ -71,9 +76,14 @@ pub(super) fn put_bytes(frames: &mut Vec<u8>, channel: u32, bytes: &[u8]) {
     }
 }
 
-/// Appends the frame that says that so many bytes of a channel were taken.
+/// Appends the frame that begins a channel.
+pub(super) fn put_begin(frames: &mut Vec<u8>, channel: u32) {
+    put_header(frames, channel, BEGINS);
+}
+
+/// Appends the frame that says that this many bytes of a channel were taken, which is at least one.
 pub(super) fn put_taken(frames: &mut Vec<u8>, channel: u32, taken: usize) {
-    put_header(frames, channel, TAKEN | taken as u32);
+    put_header(frames, channel, BEGINS | taken as u32);
 }
 
 /// Appends the frame that ends a channel.
@@ -93,7 +103,7 @@ pub(super) struct Window {
     room: usize,
     /// How many bytes have come and were not taken yet.
     held: usize,
-    /// How many bytes were taken, and the other side does not know it yet.
+    /// How many bytes were taken of which the other side does not know yet.
     taken: usize,
 }
 
@@ -108,12 +118,13 @@ impl Window {
         self.room
     }
 
-    /// Notes that this side has sent so many bytes, for which there was room.
+    /// Notes that this side has sent this many bytes, for which there was room.
     pub(super) fn sent(&mut self, count: usize) {
         self.room -= count;
     }
 
-    /// Notes that the other side has taken so many bytes. Fails where this side has not sent them.
+    /// Notes that the other side has taken this many bytes. Fails where this side has not sent
+    /// them.
     pub(super) fn widen(&mut self, count: usize) -> Result<(), Malformed> {
         self.room += count;
         match self.room <= WINDOW {
@@ -122,7 +133,8 @@ impl Window {
         }
     }
 
-    /// Notes that so many bytes have come. Fails where the other side was not allowed to send them.
+    /// Notes that this many bytes have come. Fails where the other side was not allowed to send
+    /// them.
     pub(super) fn came(&mut self, count: usize) -> Result<(), Malformed> {
         self.held += count;
         match self.held + self.taken <= WINDOW {
@@ -131,7 +143,7 @@ impl Window {
         }
     }
 
-    /// Notes that so many bytes that have come were taken.
+    /// Notes that this many of the bytes that have come were taken.
     pub(super) fn took(&mut self, count: usize) {
         self.held -= count;
         self.taken += count;
@@ -139,7 +151,7 @@ impl Window {
 
     /// Returns how many bytes the other side should be told of now, if any. A frame for each few
     /// bytes would cost more than it helps.
-    pub(super) fn to_tell(&mut self) -> Option<usize> {
+    pub(super) fn take_untold(&mut self) -> Option<usize> {
         (self.taken >= WINDOW / 2).then(|| std::mem::take(&mut self.taken))
     }
 }
@@ -153,12 +165,14 @@ mod tests {
         let mut bytes = Vec::new();
         let text = vec![7; MOST + 3];
         put_bytes(&mut bytes, 5, &text);
+        put_begin(&mut bytes, 6);
         put_taken(&mut bytes, 6, WINDOW);
         put_end(&mut bytes, u32::MAX);
         let mut rest = &bytes[..];
         let expected = [
             (5, Frame::Bytes(&text[..MOST])),
             (5, Frame::Bytes(&text[MOST..])),
+            (6, Frame::Begins),
             (6, Frame::Taken(WINDOW)),
             (u32::MAX, Frame::End),
         ];
@@ -174,7 +188,7 @@ mod tests {
 
     #[test]
     fn no_frame_is_longer_than_the_most() {
-        for word in [MOST as u32 + 1, TAKEN - 1, TAKEN | (WINDOW as u32 + 1), u32::MAX] {
+        for word in [MOST as u32 + 1, BEGINS - 1, BEGINS | (WINDOW as u32 + 1), u32::MAX] {
             let mut bytes = Vec::new();
             put_header(&mut bytes, 1, word);
             assert!(length(&bytes).is_err(), "{word:#x}");
@@ -191,10 +205,10 @@ mod tests {
         let mut window = Window::new();
         assert!(window.came(WINDOW).is_ok());
         window.took(WINDOW / 2 - 1);
-        assert_eq!(window.to_tell(), None);
+        assert_eq!(window.take_untold(), None);
         window.took(1);
         // The bytes that were taken count until the other side is told.
         assert!(window.came(1).is_err());
-        assert_eq!(window.to_tell(), Some(WINDOW / 2));
+        assert_eq!(window.take_untold(), Some(WINDOW / 2));
     }
 }

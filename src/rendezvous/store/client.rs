@@ -11,7 +11,7 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 use super::connection::{Connection, ExchangeError};
-use super::dial::{Address, RELAY, relay_for};
+use super::dial::{Address, RELAY, RelayAddress};
 use super::frame::{COUNT_KEY, MAX_KEY, MAX_VALUE, SERVER_KEY, TRUNK_KEY, Writer, op};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
@@ -23,9 +23,13 @@ const ASK_WHY: Duration = Duration::from_millis(500);
 /// How many questions are sent before the first answer is read.
 const IN_FLIGHT: usize = 1024;
 
-/// How many questions are sent at once whose answers may be long. The questions fit into the socket,
-/// so they are sent whole also where the server waits until its answers are read.
+/// How many questions with short keys are sent at once whose answers may be long. Such questions
+/// fit into the socket, so they are sent whole also where the server waits until its answers are
+/// read.
 const FEW_IN_FLIGHT: usize = 64;
+
+/// The longest key, in bytes, that is short in this sense.
+const SHORT_KEY: usize = 256;
 
 /// A store behind a TCPStore server. Each call in progress has a connection of its own, so a call
 /// that waits holds up no other call.
@@ -60,7 +64,7 @@ impl TcpStore {
     pub fn connect_with_secret(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<TcpStore> {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let name = format!("tcp://{bracketed}:{port}");
-        let relay = std::env::var(RELAY).ok().and_then(|variable| relay_for(&name, &variable));
+        let relay = std::env::var(RELAY).ok().and_then(|variable| RelayAddress::of_store(&name, &variable));
         let address = Address {
             name,
             host: host.to_owned(),
@@ -99,8 +103,8 @@ impl TcpStore {
         }
     }
 
-    /// Makes a trunk of a connection, and ends the other ones. Returns `None` where the server knows
-    /// no trunks.
+    /// Makes a trunk of a connection, and ends the other ones. Returns `None` where the server
+    /// knows no trunks.
     pub(super) fn into_trunk(self, wait: &Wait) -> Result<Option<Connection>> {
         if !self.each_there(&[TRUNK_KEY], wait)?[0] {
             return Ok(None);

@@ -71,11 +71,6 @@ impl Connection {
         Connection { stream, nonce: 0, ahead: Vec::new(), unread: 0, sealed: None }
     }
 
-    /// Returns the encryption, where the store has a secret.
-    pub(super) fn records(&mut self) -> Option<&mut Records> {
-        self.parts().1
-    }
-
     /// Returns the socket, and the encryption where the store has a secret.
     pub(super) fn parts(&mut self) -> (&TcpStream, Option<&mut Records>) {
         (&self.stream, self.sealed.as_mut().map(|sealed| &mut sealed.records))

@@ -2,7 +2,7 @@
 //! deadline.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,8 +24,9 @@ use crate::error::{Error, Result, Status};
 use crate::logging::Me;
 use crate::wait::{Deadline, Wait};
 
-/// The variable by which a rank finds the relay of its node: the name of the store as in messages,
-/// a space, and the address of the relay. A rank that meets in another store uses no relay.
+/// The variable by which a rank finds the relay of its node. Its value is the name of the store as
+/// messages have it, the address of the relay, and the address of this host from which the relay
+/// reaches the store, with spaces between them. A rank that meets in another store uses no relay.
 pub const RELAY: &str = "DM_STORE_RELAY";
 
 /// The first and the last pause between two attempts to connect. The pause doubles each time, and
@@ -53,7 +54,7 @@ pub(super) struct Address {
     /// The address of this host from which the server was reached first.
     pub(super) from: OnceCell<IpAddr>,
     /// The relay of this node, while it can be used.
-    pub(super) relay: Mutex<Option<SocketAddr>>,
+    pub(super) relay: Mutex<Option<RelayAddress>>,
 }
 
 /// Why an attempt to connect failed.
@@ -140,13 +141,20 @@ impl Address {
         let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ATTEMPT)));
         let relay = *self.relay.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(relay) = relay {
-            match self.attempt_by(relay, &limited) {
-                Err(Attempt::Again(error)) => {
-                    log::debug!("{Me}: no connection by the relay at {relay} ({error}), so there is none any more");
-                    *self.relay.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                }
-                reached => return reached,
-            }
+            let why = match self.attempt_by(relay, &limited) {
+                Ok(connection) => return Ok(connection),
+                // The server may be busy, with as many ranks as make relays worth while.
+                Err(Attempt::Again(error)) if error.kind() == ErrorKind::TimedOut => return Err(Attempt::Again(error)),
+                Err(Attempt::Final(error)) if wait.cancel.is_raised() => return Err(Attempt::Final(error)),
+                Err(Attempt::Again(error)) => error.to_string(),
+                // Another program may listen there, after the relay has ended.
+                Err(Attempt::Final(error)) => error.message().to_owned(),
+            };
+            let RelayAddress { at, .. } = relay;
+            log::debug!(
+                "{Me}: the relay at {at} gives no connection ({why}), so this process connects to the store itself from now on"
+            );
+            *self.relay.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
         let addresses = match self.reached.get() {
             Some(address) => vec![*address],
@@ -163,17 +171,14 @@ impl Address {
     }
 
     /// Tries once to connect by the relay of this node, and to greet.
-    fn attempt_by(&self, relay: SocketAddr, wait: &Wait) -> std::result::Result<Connection, Attempt> {
-        if self.from.get().is_none() {
-            // The relay is on this host, so its connection does not show by which address this host
-            // reaches the server.
-            if let Some(from) = self.resolve(wait)?.into_iter().find_map(local_address_to) {
-                self.from.get_or_init(|| from.to_canonical());
-            }
-        }
-        let stream = connect_to_any(&[relay], wait)?;
+    fn attempt_by(&self, relay: RelayAddress, wait: &Wait) -> std::result::Result<Connection, Attempt> {
+        let stream = connect_to_any(&[relay.at], wait)?;
         stream.set_nodelay(true).map_err(Attempt::Again)?;
-        self.greet(Connection::new(stream), wait)
+        let greeted = self.greet(Connection::new(stream), wait)?;
+        // The relay is on this host, so the connection to it does not show by which address this
+        // host reaches the server.
+        self.from.get_or_init(|| relay.from);
+        Ok(greeted)
     }
 
     fn resolve(&self, wait: &Wait) -> std::result::Result<Vec<SocketAddr>, Attempt> {
@@ -267,18 +272,22 @@ impl Address {
     }
 }
 
-/// Returns the address of the relay for the store of that name, by the value of [`RELAY`].
-pub(super) fn relay_for(store: &str, variable: &str) -> Option<SocketAddr> {
-    let (name, address) = variable.rsplit_once(' ')?;
-    (name == store).then(|| address.parse().ok()).flatten()
+/// How the ranks of a node reach the store by the node's relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RelayAddress {
+    /// Where the relay listens.
+    at: SocketAddr,
+    /// The address of this host from which the relay reaches the store.
+    from: IpAddr,
 }
 
-/// Returns the address of this host from which packets go to that address. Sends nothing.
-fn local_address_to(address: SocketAddr) -> Option<IpAddr> {
-    let any = if address.is_ipv6() { SocketAddr::from(([0; 16], 0)) } else { SocketAddr::from(([0; 4], 0)) };
-    let socket = Private::open(|| UdpSocket::bind(any)).ok()?;
-    socket.connect(address).ok()?;
-    socket.local_addr().ok().map(|local| local.ip())
+impl RelayAddress {
+    /// Returns the relay for the store of that name, by the value of [`RELAY`].
+    pub(super) fn of_store(name: &str, variable: &str) -> Option<RelayAddress> {
+        let words: Vec<&str> = variable.split(' ').collect();
+        let [store, at, from] = words[..] else { return None };
+        (store == name).then(|| Some(RelayAddress { at: at.parse().ok()?, from: from.parse().ok()? })).flatten()
+    }
 }
 
 /// Tries all addresses of a name at the same time, IPv6 and IPv4, because one of them may lead
@@ -335,5 +344,26 @@ fn start_connecting(address: SocketAddr) -> io::Result<Private<Socket>> {
         Ok(()) => Ok(socket),
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_is_for_one_store() {
+        let of = |name, variable| RelayAddress::of_store(name, variable).map(|relay| (relay.at, relay.from));
+        let (at, from) = ("127.0.0.1:41000".parse().unwrap(), "fd00::7".parse().unwrap());
+        assert_eq!(of("tcp://a:1", "tcp://a:1 127.0.0.1:41000 fd00::7"), Some((at, from)));
+        for variable in [
+            "tcp://a:2 127.0.0.1:41000 fd00::7",
+            "tcp://a:1 127.0.0.1:41000",
+            "tcp://a:1 x fd00::7",
+            "tcp://a:1 127.0.0.1:41000 fd00::7 x",
+            "",
+        ] {
+            assert_eq!(of("tcp://a:1", variable), None, "{variable}");
+        }
     }
 }

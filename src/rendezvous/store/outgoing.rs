@@ -1,5 +1,5 @@
-//! Keeps what is still to be sent to one client: bytes that belong to this client alone, and between
-//! these bytes values that the table and other clients share.
+//! Keeps what is still to be sent to one side of a connection: bytes that belong to this side
+//! alone, and between these bytes values that the table and other clients share.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};

@@ -1,4 +1,4 @@
-//! Wraps the parts of epoll and eventfd that the server needs.
+//! Wraps the parts of epoll and eventfd that the server and the relay need.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -36,7 +36,7 @@ pub(super) struct Ready {
     pub(super) over: bool,
 }
 
-/// The descriptors of the server, which one thread waits for.
+/// The descriptors of a server or of a relay, which one thread waits for.
 pub(super) struct Poll(Private<OwnedFd>);
 
 impl Poll {

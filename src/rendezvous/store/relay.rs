@@ -3,16 +3,16 @@
 //!
 //! `devicemesh run` has a relay on each node of a large job. The ranks of the node connect to the
 //! relay as they would connect to the server. The relay does not look at what they send: a client
-//! and the server greet each other, and encrypt what they say, as without a relay. So the server has
-//! one socket for each node, and one system call of the server serves several ranks.
+//! and the server greet each other, and encrypt what they say, as without a relay. So the server
+//! has one socket for the ranks of a node, and one system call of the server serves several ranks.
 //!
-//! When the trunk ends, the relay ends all connections of its clients. For the ranks this is the end
-//! of the server.
+//! When the trunk ends, the relay ends all connections of its clients. The ranks take this for the
+//! end of the server.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read};
 use std::mem;
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,13 +29,13 @@ use super::frame::Malformed;
 use super::outgoing::Outgoing;
 use super::poll::{Interest, Poll, Ready, event, ring};
 use super::secret::Secret;
-use super::server::accept;
+use super::server::{Connections, accept};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
 /// How many bytes are read in one system call.
 const MOST_READ: usize = 64 << 10;
-/// About how many bytes are sent to one side before the others get their turn.
+/// About how many bytes are sent to the server, or to one client, before the others get their turn.
 const MOST_SENT: usize = 256 << 10;
 /// The relay reads nothing from its clients while the trunk has more bytes than this to send.
 const HIGH_WATER: usize = 1 << 20;
@@ -48,7 +48,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 const TRUNK: u64 = 2;
-/// The token of a client is more than this by the number of its channel.
+/// The token of a client is this number plus the number of its channel.
 const CLIENTS: u64 = 3;
 
 /// A relay that runs. It ends, with all connections of its clients, when it is dropped.
@@ -72,9 +72,9 @@ struct Shared {
 }
 
 impl Relay {
-    /// Connects to the server at `host:port`, and takes connections on the loopback device for it.
-    /// Returns `None` where the server knows no trunks, because it is not one of this library, or an
-    /// older one.
+    /// Connects to the server at `host:port`, and listens on the loopback device for clients of
+    /// that server. Returns `None` where the server knows no trunks: it is not of this library, or
+    /// it is an older one.
     pub fn start(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<Option<Relay>> {
         let store = TcpStore::connect_with_secret(host, port, secret, wait)?;
         let name = super::Store::name(&store).to_owned();
@@ -82,6 +82,7 @@ impl Relay {
         let broken = |error: &io::Error| Error::store_io("cannot set up the relay of this node", error);
         let listener = super::server::listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(|error| broken(&error))?;
         let address = listener.local_addr().map_err(|error| broken(&error))?;
+        let from = trunk.stream.local_addr().map_err(|error| broken(&error))?.ip().to_canonical();
         let wake = event().map_err(|error| broken(&error))?;
         let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake });
         let poll = Poll::new().map_err(|error| broken(&error))?;
@@ -96,6 +97,7 @@ impl Relay {
             interest: READ,
             clients: HashMap::new(),
             next: 0,
+            descriptors: Connections::default(),
             is_paused: false,
             is_backlogged: false,
             buffer: vec![0; MOST_READ],
@@ -103,7 +105,7 @@ impl Relay {
         let theirs = Arc::clone(&shared);
         let thread = hostccl::thread::spawn("dm-relay", move || relaying.run(&theirs));
         let thread = thread.map_err(|error| Error::no_thread(&error).within("cannot set up the relay of this node"))?;
-        Ok(Some(Relay { variable: format!("{name} {address}"), address, shared, thread: Some(thread) }))
+        Ok(Some(Relay { variable: format!("{name} {address} {from}"), address, shared, thread: Some(thread) }))
     }
 
     /// Returns the address at which the relay listens.
@@ -138,11 +140,11 @@ struct Relaying {
     /// The descriptors for which the thread waits.
     poll: Poll,
     /// The socket at which the clients connect.
-    listener: Private<std::net::TcpListener>,
+    listener: Private<TcpListener>,
     /// The connection to the server.
     trunk: Connection,
-    /// Bytes that have come on the trunk, decrypted where the store has a secret, up to the end of
-    /// the last whole frame that was taken.
+    /// The beginning of a frame whose end has not come on the trunk yet, decrypted where the store
+    /// has a secret.
     frames: Vec<u8>,
     /// What the trunk has to send.
     outgoing: Outgoing,
@@ -152,6 +154,8 @@ struct Relaying {
     clients: HashMap<u32, Client>,
     /// The number of the next channel.
     next: u32,
+    /// Knows how many clients there may be, so that the process keeps descriptors for itself.
+    descriptors: Connections,
     /// Whether the thread accepts no connections for a moment, because there is no descriptor.
     is_paused: bool,
     /// Whether nothing is read from the clients, because the trunk has too much to send.
@@ -185,7 +189,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether all that the server has sent before it ended the channel is with the client.
+    /// Whether the client has everything that the server sent before it ended the channel.
     fn is_done(&self) -> bool {
         self.is_ending && self.outgoing.left() == 0
     }
@@ -229,8 +233,12 @@ impl Relaying {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPT_TURN {
+            if self.descriptors.is_out_of_descriptors(self.clients.len()) {
+                return self.pause();
+            }
             match accept(&self.listener) {
                 Ok((stream, _)) => {
+                    self.descriptors.look_at(&stream, self.clients.len());
                     let number = self.next;
                     self.next = self.next.wrapping_add(1);
                     if self.poll.add(&*stream, CLIENTS + u64::from(number)).is_ok() {
@@ -238,21 +246,30 @@ impl Relaying {
                         let client =
                             Client { stream, outgoing, window: Window::new(), is_ending: false, interest: READ };
                         self.clients.insert(number, client);
+                        // The numbers of the channels that begin must grow. So a channel begins
+                        // here, and not with the first bytes of its client.
+                        let mut frame = Vec::new();
+                        channels::put_begin(&mut frame, number);
+                        self.outgoing.push(&frame);
                         self.watch(number);
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
                     if let Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) = error.raw_os_error() {
-                        // The listener stays ready, so without a pause the thread would not sleep.
-                        let none = Interest { read: false, write: false };
-                        let _ = self.poll.modify(&*self.listener, LISTENER, none);
-                        self.is_paused = true;
+                        self.pause();
                     }
                     return;
                 }
             }
         }
+    }
+
+    /// Accepts no connections for a moment. The listener stays ready, so the thread would not sleep
+    /// without the pause.
+    fn pause(&mut self) {
+        let _ = self.poll.modify(&*self.listener, LISTENER, Interest { read: false, write: false });
+        self.is_paused = true;
     }
 
     /// Does what one event of a client asks for.
@@ -288,7 +305,7 @@ impl Relaying {
         if client.is_done() {
             return self.leave(number);
         }
-        if let Some(taken) = client.window.to_tell().filter(|_| !client.is_ending) {
+        if let Some(taken) = client.window.take_untold().filter(|_| !client.is_ending) {
             let mut frame = Vec::new();
             channels::put_taken(&mut frame, number, taken);
             self.outgoing.push(&frame);
@@ -331,7 +348,7 @@ impl Relaying {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => return Ok(()),
             Err(error) => return Err(error),
         };
-        match self.trunk.records() {
+        match self.trunk.parts().1 {
             Some(records) => records.open(&self.buffer[..count], &mut self.frames).map_err(io::Error::other)?,
             None => self.frames.extend_from_slice(&self.buffer[..count]),
         }
@@ -339,7 +356,7 @@ impl Relaying {
         let mut at = 0;
         while let Some(length) = channels::length(&frames[at..]).map_err(malformed)? {
             if let Some((number, frame)) = channels::frame(&frames[at..at + length]) {
-                self.take(number, frame).map_err(malformed)?;
+                self.carry_out(number, frame).map_err(malformed)?;
             }
             at += length;
         }
@@ -349,7 +366,7 @@ impl Relaying {
     }
 
     /// Does what a frame says. The client may have gone meanwhile.
-    fn take(&mut self, number: u32, frame: Frame<'_>) -> std::result::Result<(), Malformed> {
+    fn carry_out(&mut self, number: u32, frame: Frame<'_>) -> std::result::Result<(), Malformed> {
         let Some(client) = self.clients.get_mut(&number) else { return Ok(()) };
         match frame {
             Frame::Bytes(bytes) => {
@@ -360,6 +377,7 @@ impl Relaying {
                     return Ok(());
                 }
             }
+            Frame::Begins => return Err(Malformed("the server begins a channel".to_owned())),
             Frame::Taken(count) => client.window.widen(count)?,
             Frame::End => client.is_ending = true,
         }

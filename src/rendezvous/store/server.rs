@@ -4,10 +4,11 @@
 //! The work for one client before the others get their turn is bounded (server/turns.rs). The
 //! server drops a client that breaks the protocol or has not greeted within `GREETING`. The server
 //! does not read from a client that does not read its replies. Replies and the table share values
-//! and do not copy them. Incomplete requests, replies, and values that only replies keep take up
-//! to `MAX_BUFFERED` bytes together. Beyond that, the server drops a client
-//! (`Serving::account_memory`). The number of connections is bounded too (server/connections.rs).
-//! An idle client costs its socket and about 400 bytes, and as much again where it is encrypted.
+//! and do not copy them, except on trunks (server/link.rs). Incomplete requests, replies, and
+//! values that only replies keep take up to `MAX_BUFFERED` bytes together. Beyond that, the server
+//! drops a client (`Serving::account_memory`). The number of connections is bounded too
+//! (server/connections.rs). An idle client costs its socket and about 400 bytes, and as much again
+//! where it is encrypted.
 
 mod accepting;
 mod client;
@@ -36,7 +37,7 @@ use super::poll::{Poll, event, ring};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use clients::Serving;
-pub(super) use connections::accept;
+pub(super) use connections::{Connections, accept};
 pub(in crate::rendezvous) use listen::NotListening;
 use listen::listen_on_all;
 pub(super) use listen::{listen, notice_silence};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::connection::{CANCEL_ANSWER, Connection, ExchangeError};
 use super::super::frame::{Writer, op};
 use super::super::{Arrival, KeyWatch, Last, Store, arrive_in_steps, no_key};
-use super::{FEW_IN_FLIGHT, TcpStore, full, leave, with_keys};
+use super::{FEW_IN_FLIGHT, SHORT_KEY, TcpStore, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
@@ -71,8 +71,8 @@ impl TcpStore {
                 request.extend(Writer::default().number(sum).string(&full(key)).string(value).finish());
             }
         }
-        // The answer before that of the wait says that the server answers at all. Where it does not,
-        // the wait need not be cancelled at the deadline.
+        // The answer before that of the wait says that the server answers at all. Where it does
+        // not, the wait need not be cancelled at the deadline.
         let pings = count.is_none() && note.is_some();
         if pings {
             request.extend(Writer::new(op::PING).word(0).finish());
@@ -211,7 +211,8 @@ impl Store for TcpStore {
         keys.iter().try_for_each(|key| self.check(key, &[]))?;
         let talk = |connection: &mut Connection| {
             let mut values = Vec::with_capacity(keys.len());
-            for keys in keys.chunks(FEW_IN_FLIGHT) {
+            let few = if keys.iter().all(|key| key.len() <= SHORT_KEY) { FEW_IN_FLIGHT } else { 1 };
+            for keys in keys.chunks(few) {
                 let checks: Vec<u8> = keys.iter().flat_map(|key| with_keys(op::CHECK, &[full(key)])).collect();
                 connection.send(&checks, wait)?;
                 let mut absent = vec![0; keys.len()];

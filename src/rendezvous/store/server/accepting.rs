@@ -31,7 +31,7 @@ impl Serving {
     }
 
     /// Returns how many connections there may be.
-    pub(super) fn most_clients(&self) -> usize {
+    fn most_clients(&self) -> usize {
         match self.shared.room.load(Ordering::SeqCst) {
             0 => MAX_CLIENTS,
             most => most,
@@ -52,12 +52,14 @@ impl Serving {
             let mut searched = false;
             let lacks_descriptors = self.connections.is_out_of_descriptors(self.sockets());
             if lacks_descriptors || self.clients.len() >= self.most_clients() {
-                let hesitant = self.connections.hesitant();
+                // A channel that ends gives no descriptor back.
+                let is_of_use = |client| !lacks_descriptors || self.has_socket(client);
+                let hesitant = self.connections.hesitant(is_of_use);
                 searched = hesitant.is_none();
                 if searched && lacks_descriptors {
                     self.shared.starved.store(true, Ordering::SeqCst);
                 }
-                match hesitant.or_else(|| self.dispensable()) {
+                match hesitant.or_else(|| self.dispensable(lacks_descriptors)) {
                     Some(client) => self.leave(client),
                     None => return self.pause(),
                 }
@@ -94,37 +96,44 @@ impl Serving {
         }
     }
 
-    /// Makes the client of a new channel. Returns `None` where the channel has ended before, or
-    /// where there is no room for it.
-    pub(super) fn open_channel(&mut self, trunk: Client, number: u32) -> Option<Client> {
-        let (client, is_full) = (self.next, self.clients.len() >= self.most_clients());
-        let connection = self.clients.get_mut(&trunk)?;
+    fn has_socket(&self, client: Client) -> bool {
+        self.clients.get(&client).is_some_and(|connection| matches!(connection.link, Link::Socket(_)))
+    }
+
+    /// Makes the client of a channel that begins. Where there is no room for it, and no client
+    /// makes room, the channel ends at once.
+    pub(super) fn open_channel(&mut self, trunk: Client, number: u32) {
+        let is_full = self.clients.len() >= self.most_clients();
+        let makes_room = if is_full { self.connections.hesitant(|_| true) } else { None };
+        let client = self.next;
+        let Some(connection) = self.clients.get_mut(&trunk) else { return };
         let address = connection.address;
-        let state = connection.trunk.as_mut()?;
+        let Some(state) = &mut connection.trunk else { return };
         if state.last.is_some_and(|last| number <= last) {
-            return None;
+            return;
         }
         state.last = Some(number);
-        if is_full {
+        if is_full && makes_room.is_none() {
             let mut frames = Vec::new();
             channels::put_end(&mut frames, number);
-            self.send_on_trunk(trunk, &frames);
-            return None;
+            return self.send_on_trunk(trunk, &frames);
         }
         state.channels.insert(number, client);
         self.next += 1;
-        self.channels += 1;
+        self.channel_count += 1;
         let link = Link::Channel(Channel::new(trunk, number));
         self.clients.insert(client, Box::new(Connection::new(link, address)));
         self.connections.came(client, address);
-        Some(client)
+        // This client may be the trunk itself, so it leaves after the turn.
+        self.lost.extend(makes_room);
     }
 
     /// Returns the client that makes room, among the clients from the address with the most
     /// connections: the newest client that is idle, waits for nothing and has left no last word.
     /// If there is no such client and the address leaves little room to the others, returns the
     /// newest client from that address.
-    fn dispensable(&self) -> Option<Client> {
+    /// Where a descriptor is needed, only a client with a socket counts.
+    fn dispensable(&self, needs_descriptor: bool) -> Option<Client> {
         let (address, is_greedy) = self.connections.busiest()?;
         let is_idle = |connection: &Connection| {
             connection.trunk.is_none()
@@ -132,7 +141,9 @@ impl Serving {
                 && connection.outgoing.left() == 0
                 && connection.active.elapsed() > HESITANT
         };
-        let there = || self.clients.iter().filter(|(_, connection)| connection.address == address);
+        let is_of_use = |connection: &Connection| !needs_descriptor || matches!(connection.link, Link::Socket(_));
+        let is_there = |connection: &Connection| connection.address == address && is_of_use(connection);
+        let there = || self.clients.iter().filter(|(_, connection)| is_there(connection));
         let idle = there().filter(|(_, connection)| is_idle(connection)).map(|(client, _)| *client);
         let last = idle.filter(|client| !self.table.has_stake(*client)).max();
         last.or_else(|| there().map(|(client, _)| *client).max().filter(|_| is_greedy))

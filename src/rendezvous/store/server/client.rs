@@ -145,9 +145,19 @@ impl Connection {
         }
     }
 
+    /// Whether so little is to be sent that those who wait for this connection may add to it.
+    pub(super) fn is_clear(&self) -> bool {
+        self.outgoing.left() <= HIGH_WATER / 2
+    }
+
     /// Whether the client's requests must wait until it reads its replies.
     pub(super) fn is_backlogged(&self) -> bool {
         self.outgoing.left() > HIGH_WATER
+    }
+
+    /// Whether the client's channel has ended. A socket tells of its end when it is read.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(&self.link, Link::Channel(channel) if channel.has_ended())
     }
 
     /// Whether the client has not read for a while though there are replies.
@@ -300,8 +310,8 @@ impl Connection {
         Ok(sent * self.work_of_byte())
     }
 
-    /// Takes out what a channel sends next: as much as about `limit` units of work allow, and as the
-    /// channel's window. Returns the bytes, and how much work that was.
+    /// Takes out what a channel sends next: at most as much as the channel's window allows, and
+    /// about as much as `limit` units of work allow. Returns the bytes, and how much work that was.
     pub(super) fn take_outgoing(&mut self, limit: usize) -> io::Result<(Vec<u8>, usize)> {
         let Link::Channel(channel) = &self.link else { return Ok((Vec::new(), 0)) };
         let limit = (limit / self.work_of_byte()).min(channel.window.room());

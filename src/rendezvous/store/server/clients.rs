@@ -31,7 +31,7 @@ pub(super) const SMALL_SEND: usize = 16 << 10;
 /// are higher.
 pub(super) const WAKE: u64 = 1 << 16;
 
-/// Hashes the numbers of clients. No client chooses its number, so none can make them collide.
+/// Hashes the numbers of clients, which the server gives out one after another.
 #[derive(Default)]
 pub(super) struct OfNumber(u64);
 
@@ -46,7 +46,7 @@ impl Hasher for OfNumber {
     }
 
     fn finish(&self) -> u64 {
-        self.0
+        self.0 ^ (self.0 >> 32)
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Serving {
     /// The number of the next client.
     pub(super) next: Client,
     /// How many of the connections are channels of trunks. The others have sockets.
-    pub(super) channels: usize,
+    pub(super) channel_count: usize,
     /// The counts of connections by which the server decides who may be connected.
     pub(super) connections: Connections,
     /// When the server listens again, after there was no room for a connection.
@@ -80,8 +80,10 @@ pub(super) struct Serving {
     pub(super) busy_trunks: VecDeque<Client>,
     /// Clients that have something new to send, because another client's request woke them.
     pub(super) answered: VecDeque<Client>,
-    /// Clients whose sockets failed while other clients were answered.
+    /// Clients whose sockets failed while other clients were answered, and clients that make room.
     pub(super) lost: Vec<Client>,
+    /// Clients of trunks that have ended.
+    pub(super) orphans: VecDeque<Client>,
     /// The replies of the table that are not handed out yet.
     pub(super) replies: Replies,
     /// How much memory the server has kept.
@@ -108,7 +110,7 @@ impl Serving {
             table: Table::default(),
             clients: HashMap::default(),
             next: WAKE + 1,
-            channels: 0,
+            channel_count: 0,
             connections: Connections::default(),
             paused: None,
             buffered: 0,
@@ -116,6 +118,7 @@ impl Serving {
             busy_trunks: VecDeque::new(),
             answered: VecDeque::new(),
             lost: Vec::new(),
+            orphans: VecDeque::new(),
             replies: Replies::new(),
             memory: KeptMemory::new(),
             buffer: vec![0; MOST_READ],
@@ -140,7 +143,7 @@ impl Serving {
 
     /// Returns how many connections have sockets.
     pub(super) fn sockets(&self) -> usize {
-        self.clients.len() - self.channels
+        self.clients.len() - self.channel_count
     }
 
     /// Puts the client into the queue for a larger turn.

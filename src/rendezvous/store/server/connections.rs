@@ -22,6 +22,8 @@ const OF_A_RANK: usize = 16;
 const OF_OTHERS: usize = 1024;
 /// How long a client may say nothing before it may have to make room.
 pub(super) const HESITANT: Duration = Duration::from_secs(1);
+/// How many clients are looked at for one that makes room.
+const LOOKED_AT: usize = 256;
 /// The part of all descriptors that is left to the process itself: one in `RESERVED`, but at most
 /// `MAX_RESERVE`. The part is small, because the ranks need nearly all descriptors when there are
 /// few.
@@ -35,7 +37,7 @@ pub(super) fn for_ranks(ranks: usize) -> usize {
 
 /// The connections that exist, as far as they matter for the question who is let in.
 #[derive(Default)]
-pub(super) struct Connections {
+pub(in crate::rendezvous::store) struct Connections {
     /// How many connections come from each address.
     by_address: HashMap<IpAddr, usize>,
     /// Connections that are not admitted, and when they came. These connections are ordered by
@@ -93,17 +95,20 @@ impl Connections {
 
     /// Whether a lack of descriptors leaves no room for one more connection beside `sockets` that
     /// have sockets.
-    pub(super) fn is_out_of_descriptors(&self, sockets: usize) -> bool {
+    pub(in crate::rendezvous::store) fn is_out_of_descriptors(&self, sockets: usize) -> bool {
         self.fits.is_some_and(|fits| sockets >= fits)
     }
 
     /// Returns the client that makes room first, because no job needs it: the oldest one that is
     /// not admitted, or else the one that was admitted first among those that have asked for
-    /// nothing.
-    pub(super) fn hesitant(&self) -> Option<Client> {
+    /// nothing. Only clients count for which `is_of_use` is true, and only the first ones are
+    /// looked at.
+    pub(super) fn hesitant(&self, is_of_use: impl Fn(Client) -> bool) -> Option<Client> {
         let late = |(since, client): (Instant, Client)| (since.elapsed() > HESITANT).then_some(client);
-        let stranger = self.strangers.first_key_value().map(|(client, came)| (*came, *client));
-        stranger.and_then(late).or_else(|| self.by_admission.first().copied().and_then(late))
+        let strangers = self.strangers.iter().map(|(client, came)| (*came, *client));
+        let mut strangers = strangers.take(LOOKED_AT).filter(|(_, client)| is_of_use(*client));
+        let mut silent = self.by_admission.iter().copied().take(LOOKED_AT).filter(|(_, client)| is_of_use(*client));
+        strangers.next().and_then(late).or_else(|| silent.next().and_then(late))
     }
 
     /// Returns the address from which most connections come, and whether this address leaves less
@@ -114,10 +119,9 @@ impl Connections {
         Some((*address, *count < all && *count > all - all / 4))
     }
 
-    /// Looks at the descriptor of a new connection; `sockets` others have
-    /// sockets, too. The kernel gives
-    /// out the lowest free descriptor, so a high number means that few are left.
-    pub(super) fn look_at(&mut self, stream: &TcpStream, sockets: usize) {
+    /// Looks at the descriptor of a new connection. `sockets` other connections have sockets. The
+    /// kernel gives out the lowest free descriptor, so a high number means that few are left.
+    pub(in crate::rendezvous::store) fn look_at(&mut self, stream: &TcpStream, sockets: usize) {
         let descriptor = stream.as_raw_fd() as usize;
         while descriptor >= self.usable {
             let (soft, hard) = descriptor_limits();
@@ -189,7 +193,7 @@ mod tests {
         (1..4).for_each(|client| connections.came(client, address));
         // Client 1 came first, and has taken long to greet.
         (1..4).rev().for_each(|client| connections.admitted(client));
-        assert_eq!(connections.hesitant(), None);
+        assert_eq!(connections.hesitant(|_| true), None);
         let now = Instant::now();
         for (client, seconds) in [(1, 0), (2, 5), (3, 9)] {
             connections.asked(client);
@@ -197,11 +201,11 @@ mod tests {
             connections.silent.insert(client, since);
             connections.by_admission.insert((since, client));
         }
-        assert_eq!(connections.hesitant(), Some(3));
+        assert_eq!(connections.hesitant(|_| true), Some(3));
         connections.asked(3);
-        assert_eq!(connections.hesitant(), Some(2));
+        assert_eq!(connections.hesitant(|_| true), Some(2));
         connections.left(2, address, 1);
-        assert_eq!(connections.hesitant(), None);
+        assert_eq!(connections.hesitant(|_| true), None);
         connections.left(1, address, 0);
         assert!(connections.silent.is_empty() && connections.by_admission.is_empty());
     }

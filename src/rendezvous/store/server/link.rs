@@ -53,6 +53,11 @@ impl Channel {
         self.has_ended = true;
     }
 
+    /// Whether the other side has ended the channel.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// Reads what has come.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> ReadOutcome {
         let there = &self.inbox[self.read..];
@@ -75,13 +80,12 @@ impl Channel {
     }
 }
 
-/// What a connection has that is a trunk.
+/// The part of a connection that only a trunk has.
 #[derive(Default)]
 pub(super) struct Trunk {
     /// The clients of the channels that are open, by the channels' numbers.
     pub(super) channels: BTreeMap<u32, Client>,
-    /// The highest number that a channel has had. Bytes for a lower number come too late for a
-    /// channel that the server has ended.
+    /// The highest number that a channel has had.
     pub(super) last: Option<u32>,
     /// Clients that have something to send, and wait until the trunk has sent what it has.
     pub(super) waiting: VecDeque<Client>,

@@ -10,6 +10,10 @@ use super::clients::{LEAST, SMALL_SEND, Serving};
 use super::link::{Channel, Link, Trunk};
 use super::shared::MAX_BUFFERED;
 
+/// How many clients are answered in the time in which a client is forgotten that has left many last
+/// words.
+const WOKEN_FOR_ORPHAN: usize = 16;
+
 impl Serving {
     /// Sends what the socket takes, up to `limit` bytes, and returns how many. Nothing is sent to a
     /// client in the queue for a larger turn.
@@ -40,14 +44,16 @@ impl Serving {
     /// the values that only unread replies keep, is too much, clients are dropped until it is not.
     /// A client that is not admitted goes first, then one that does not read, then the client that
     /// keeps the most memory.
-    fn account_memory(&mut self, client: Client) {
+    pub(super) fn account_memory(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let now = connection.buffered();
         self.buffered = self.buffered + now - connection.counted;
         connection.counted = now;
         while self.buffered + self.table.loose() > MAX_BUFFERED {
             let weight = |connection: &Connection| {
-                let kept = connection.counted + connection.outgoing.left();
+                // A trunk keeps what is for its clients.
+                let sharing = connection.trunk.as_ref().map_or(1, |trunk| trunk.channels.len().max(1));
+                let kept = (connection.counted + connection.outgoing.left()) / sharing;
                 (kept > 0 && !connection.is_admitted(), kept > 0 && connection.is_stalled(), kept)
             };
             let most = self.clients.iter_mut().filter(|(_, connection)| !connection.ending);
@@ -97,6 +103,11 @@ impl Serving {
         while let Some(client) = self.lost.pop() {
             self.leave(client);
         }
+        // A trunk may have had many clients, and each of them may have left many last words.
+        for _ in 0..woken.div_ceil(WOKEN_FOR_ORPHAN) {
+            let Some(client) = self.orphans.pop_front() else { break };
+            self.leave(client);
+        }
     }
 
     /// Ends a connection, and forgets its client.
@@ -116,7 +127,7 @@ impl Serving {
             Link::Channel(channel) => self.end_channel(channel.trunk, channel.number),
         }
         if let Some(trunk) = connection.trunk.take() {
-            self.end_trunk(trunk, is_silent);
+            self.end_trunk(*trunk, is_silent);
         }
         self.buffered -= connection.counted;
         self.connections.left(client, connection.address, self.sockets());
@@ -134,8 +145,9 @@ impl Serving {
         }
     }
 
-    /// Moves at most `limit` bytes of what the client of a channel has to send to its trunk, and as
-    /// much as the channel's window allows. Returns how much work that was.
+    /// Moves bytes that the client of a channel has to send to what its trunk sends: about as many
+    /// as `limit` units of work allow, and at most as many as the channel's window allows. Returns
+    /// how much work that was.
     fn flush_channel(&mut self, client: Client, limit: usize) -> usize {
         let Some(connection) = self.clients.get(&client) else { return 0 };
         let Link::Channel(Channel { trunk, number, .. }) = connection.link else { return 0 };
@@ -152,7 +164,7 @@ impl Serving {
         let mut frames = Vec::with_capacity(bytes.len() + channels::HEADER);
         channels::put_bytes(&mut frames, number, &bytes);
         channel.window.sent(bytes.len());
-        if let Some(taken) = channel.window.to_tell() {
+        if let Some(taken) = channel.window.take_untold() {
             channels::put_taken(&mut frames, number, taken);
         }
         let waits = is_stuck && !std::mem::replace(&mut channel.waits_for_trunk, true);
@@ -177,7 +189,7 @@ impl Serving {
 
     /// Lets the clients go on that wait until this trunk has sent what it has.
     fn resume_channels(&mut self, trunk: Client) {
-        let Some(connection) = self.clients.get_mut(&trunk).filter(|connection| !connection.is_backlogged()) else {
+        let Some(connection) = self.clients.get_mut(&trunk).filter(|connection| connection.is_clear()) else {
             return;
         };
         let Some(state) = &mut connection.trunk else { return };
@@ -191,7 +203,7 @@ impl Serving {
 
     /// Ends a channel whose client has left the server, and tells the other side.
     fn end_channel(&mut self, trunk: Client, number: u32) {
-        self.channels -= 1;
+        self.channel_count -= 1;
         let Some(connection) = self.clients.get_mut(&trunk) else { return };
         let Some(state) = &mut connection.trunk else { return };
         state.channels.remove(&number);
@@ -202,11 +214,11 @@ impl Serving {
 
     /// Ends the clients of a trunk that has ended. `is_silent` says that nothing comes from the
     /// trunk's host any more.
-    fn end_trunk(&mut self, trunk: Box<Trunk>, is_silent: bool) {
+    fn end_trunk(&mut self, trunk: Trunk, is_silent: bool) {
         for client in trunk.channels.into_values() {
             if let Some(connection) = self.clients.get_mut(&client) {
-                connection.is_silent = is_silent;
-                self.lost.push(client);
+                (connection.is_silent, connection.ending) = (is_silent, true);
+                self.orphans.push_back(client);
             }
         }
     }

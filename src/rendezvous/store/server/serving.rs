@@ -3,9 +3,9 @@
 //! A client gets a small turn when it has sent something. Requests that do not fit into the small
 //! turn are carried out in larger turns, one client after another. One round of the loop does at
 //! most [`ROUND`] of the work in larger turns. Trunks have a round of their own, so that what comes
-//! on a trunk does not wait for the larger turns of its clients. So a small request waits for the small turns of the
-//! requests that came with it, for the work of one round, and for as much work on the lists of
-//! waits, however much the other clients have asked for.
+//! on a trunk does not wait for the larger turns of its clients. So a small request waits for the
+//! small turns of the requests that came with it, for the work of one round, and for as much work
+//! on the lists of waits, however much the other clients have asked for.
 
 use std::collections::VecDeque;
 use std::net::Shutdown;
@@ -22,14 +22,15 @@ use super::shared::GREETING;
 /// The most work for one client when it has sent something, before the other clients get their
 /// turn. One unit of work is about a byte that is read, copied or sent. A key that is looked at
 /// counts 256 units.
-pub(super) const SMALL_TURN: usize = 64 << 10;
+const SMALL_TURN: usize = 64 << 10;
 
 /// The most work of all small turns after one look at the sockets. When this work is done, each
 /// further client gets a turn of [`LEAST`] until the next look, which is enough for a small
 /// request. A trunk gets as much for each of its clients.
 const SMALL_TURNS: usize = 128 << 10;
 
-/// The work of small turns after which a trunk gets no more than another client.
+/// When the small turns after one look have done this much work, a trunk gets no more than any
+/// other client.
 const TRUNK_TURNS: usize = 1 << 20;
 
 /// The most work of one larger turn.
@@ -99,16 +100,16 @@ impl Serving {
         self.shut_down();
     }
 
-    /// Returns how much work is enough for a small request of a client; where the client is a trunk,
+    /// Returns how much work is enough for a small request of a client. For a trunk it is enough
     /// for a request of each of its clients.
-    pub(super) fn least_of(&self, client: Client) -> usize {
+    fn least_of(&self, client: Client) -> usize {
         let trunk = self.clients.get(&client).and_then(|connection| connection.trunk.as_ref());
         trunk.map_or(LEAST, |trunk| (LEAST * trunk.channels.len()).clamp(LEAST, SMALL_TURN))
     }
 
     /// Whether no client waits for a turn or for its replies.
     fn is_idle(&self) -> bool {
-        self.busy.is_empty() && self.busy_trunks.is_empty() && self.answered.is_empty()
+        self.busy.is_empty() && self.busy_trunks.is_empty() && self.answered.is_empty() && self.orphans.is_empty()
     }
 
     /// Gives larger turns to the clients of a queue, one after another, up to the work of a round.

@@ -8,8 +8,12 @@ use super::client::Admission;
 use super::clients::{LEAST, MOST_READ, SMALL_SEND, Serving, WAKE};
 use super::link::{Link, ReadOutcome};
 
-/// The most work for one client in its trunk's turn. For more work the client gets turns of its own.
+/// The most work for one client in its trunk's turn. For more work the client gets turns of its
+/// own.
 const CHANNEL_TURN: usize = 16 << 10;
+
+/// How much work a frame of a trunk counts beside its bytes.
+const FRAME: usize = 512;
 
 impl Serving {
     /// Does what one event asks for, up to that much work, and returns how much work it was.
@@ -47,6 +51,11 @@ impl Serving {
                 break;
             }
             if connection.is_backlogged() {
+                if connection.has_ended() {
+                    // Nobody takes the replies any more.
+                    self.leave(client);
+                    return work;
+                }
                 break;
             }
             if work >= limit {
@@ -79,7 +88,9 @@ impl Serving {
                         match connection.read(&mut self.buffer[..most]) {
                             ReadOutcome::Bytes(count) => {
                                 work += count * connection.work_of_byte();
-                                readable = count == most;
+                                // Nothing tells of the end of a channel again, so it is read at
+                                // once.
+                                readable = count == most || matches!(connection.link, Link::Channel(_));
                                 let was_admitted = connection.is_admitted();
                                 let received = connection.receive(&self.buffer[..count]);
                                 if !was_admitted && connection.is_admitted() {
@@ -109,38 +120,44 @@ impl Serving {
         work + self.flush(client, SMALL_SEND.min(limit))
     }
 
-    /// Does what the next frame of a trunk says, which has that length with its header. The channel's
-    /// client gets a small turn. What it does counts as work of the trunk, which has `limit` left.
-    pub(super) fn frame(&mut self, trunk: Client, length: usize, limit: usize) -> Result<(), Refusal> {
+    /// Does what the next frame of a trunk says. With its header the frame has `length` bytes. The
+    /// client of the channel gets a small turn. The work of this client counts for the trunk, whose
+    /// turn has `limit` units left.
+    fn frame(&mut self, trunk: Client, length: usize, limit: usize) -> Result<(), Refusal> {
         let Some(connection) = self.clients.get_mut(&trunk) else { return Ok(()) };
         let bytes = connection.take_frame(length);
-        self.table.count_work(length);
+        self.table.count_work(FRAME + length);
         let Some((number, frame)) = channels::frame(&bytes) else { return Ok(()) };
+        if frame == Frame::Begins {
+            self.open_channel(trunk, number);
+            return Ok(());
+        }
         let known = connection.trunk.as_ref().and_then(|trunk| trunk.channels.get(&number)).copied();
-        let client = match known {
-            Some(client) => client,
-            None if matches!(frame, Frame::Bytes(_)) => match self.open_channel(trunk, number) {
-                Some(client) => client,
-                None => return Ok(()),
-            },
-            None => return Ok(()),
-        };
+        // The server may have ended the channel before it got this frame.
+        let Some(client) = known else { return Ok(()) };
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
         let Link::Channel(channel) = &mut connection.link else { return Ok(()) };
         let protocol = |malformed: Malformed| Refusal::Protocol(malformed.0);
         match frame {
             Frame::Bytes(bytes) => channel.receive(bytes).map_err(protocol)?,
-            Frame::Taken(count) => channel.window.widen(count).map_err(protocol)?,
+            Frame::Taken(count) => {
+                channel.window.widen(count).map_err(protocol)?;
+                if connection.outgoing.left() > 0 {
+                    self.queue_turn(client);
+                }
+                return Ok(());
+            }
             Frame::End => channel.end(),
+            Frame::Begins => {}
         }
-        let has_room = matches!(frame, Frame::Taken(_));
-        if matches!(frame, Frame::End) && (connection.ending || connection.is_backlogged()) {
-            self.leave(client);
-        } else if has_room && (connection.outgoing.left() > 0 || connection.has_more()) {
-            self.queue_turn(client);
-        } else if !has_room && !connection.busy {
-            let work = self.turn(client, limit.clamp(LEAST, CHANNEL_TURN), true);
-            self.table.count_work(work);
+        match connection.busy {
+            // The client has a turn soon.
+            true => self.account_memory(client),
+            false if connection.ending => self.leave(client),
+            false => {
+                let work = self.turn(client, limit.clamp(LEAST, CHANNEL_TURN), true);
+                self.table.count_work(work);
+            }
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::run::cause::Cause;
 use crate::run::ending::STAY;
 use crate::run::job::{Job, Phase};
 use crate::run::nodes::Nodes;
-use crate::run::relaying::{relay_for, threshold};
+use crate::run::relaying::{start_relay, threshold};
 use crate::run::rendezvous::{Rendezvous, Run};
 
 impl Job<'_> {
@@ -61,7 +61,7 @@ impl Job<'_> {
             self.wait_for_start();
             if self.cause.is_none() {
                 let serves = self.nodes.as_ref().is_some_and(Nodes::serves);
-                relay = relay_for(&mut assignment, relayed_from, serves)?;
+                relay = start_relay(&mut assignment, relayed_from, serves, |text| self.say(text))?;
                 self.start(assignment)?;
             }
         }
