@@ -11,7 +11,7 @@ use devicemesh::ccl::{self, Library};
 use devicemesh::printable::printable;
 use devicemesh::rendezvous::launcher::{self, Place, STARTED_BY_RUN};
 use devicemesh::rendezvous::store::frame::SERVER_KEY;
-use devicemesh::rendezvous::store::{RELAY, Secret, Store, TcpStore};
+use devicemesh::rendezvous::store::{Secret, Store, TcpStore};
 use devicemesh::wait::Wait;
 use rustix::fs::{Access, access};
 use serde::Serialize;
@@ -20,7 +20,6 @@ use crate::endpoint::endpoint;
 use crate::failure::Failure;
 use crate::labelled::Labelled;
 use crate::library::for_cuda;
-use crate::run::RELAY_FROM;
 use crate::stdio::print;
 use crate::style::{Style, When};
 use crate::terminal;
@@ -54,8 +53,8 @@ const OWN: [&str; 23] = [
     "DM_HOSTCCL_HOST",
     STARTED_BY_RUN,
     "DM_MESH_SIZE",
-    RELAY,
-    RELAY_FROM,
+    "DM_STORE_RELAY",
+    "DM_STORE_RELAY_FROM",
     "DM_JOIN",
     "DM_STORE",
     "DM_RSH_AGENT",

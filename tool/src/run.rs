@@ -54,7 +54,6 @@ use self::nodes::{News, Nodes, TELL};
 pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
-pub use self::relaying::FROM as RELAY_FROM;
 pub use self::restart::Unit;
 use self::signals::Signals;
 pub use self::signals::{is_ignored, survive_too_large_files};

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 
 /// The variable for the number of ranks from which on each node has a relay. With 0 no node has
 /// one.
-pub const FROM: &str = "DM_STORE_RELAY_FROM";
+const FROM: &str = "DM_STORE_RELAY_FROM";
 
 /// This number, where the variable does not say it. A server takes fewer connections without
 /// effort, and a relay delays each answer of the server a little.
