@@ -34,8 +34,9 @@ def test_rows_in_which_a_peer_is_ahead_are_counted():
     assert f"In {ahead} of the {len(ratios)} rows of bench.txt" in (ROOT / "docs/performance.md").read_text()
 
 
-@pytest.mark.parametrize("machine, name", [("On a faster AMD EPYC", "an EPYC"), ("On an Intel Xeon", "a Xeon")])
+@pytest.mark.parametrize("machine, name", [("On a faster AMD EPYC", None), ("On another AMD EPYC", "an EPYC"), ("On an Intel Xeon", "a Xeon")])
 def test_rows_of_one_machine_are_bold_where_a_peer_is_ahead(machine, name):
+    """README has the newest figures of each kind of machine, by that name."""
     page = (ROOT / "docs/performance.md").read_text()
     section = page[page.index(f"### {machine}"):]
     section = section[:section.index("\n### ", 4)]
@@ -43,4 +44,5 @@ def test_rows_of_one_machine_are_bold_where_a_peer_is_ahead(machine, name):
     ahead = sum(float(ratio) < 1 for _, ratio in cells)
     wrong = [(bold, ratio) for bold, ratio in cells if bool(bold) != (float(ratio) < 1)]
     assert len(cells) == 72 and not wrong, f"docs/performance.md: bold where a peer takes less time: {wrong}"
-    assert f"In {ahead} of the {len(cells)} rows" in section and f"in {ahead} of {len(cells)} rows on {name}" in README
+    assert f"In {ahead} of the {len(cells)} rows" in section
+    assert name is None or f"in {ahead} of {len(cells)} rows on {name}" in README

@@ -100,32 +100,35 @@ impl Serving {
         self.clients.get(&client).is_some_and(|connection| matches!(connection.link, Link::Socket(_)))
     }
 
-    /// Makes the client of a channel that begins. Where there is no room for it, and no client
-    /// makes room, the channel ends at once.
+    /// Makes the client of a channel that begins, in a turn of its trunk. Where there is no room for
+    /// it, and no client makes room, the channel ends at once.
     pub(super) fn open_channel(&mut self, trunk: Client, number: u32) {
-        let is_full = self.clients.len() >= self.most_clients();
-        let makes_room = if is_full { self.connections.hesitant(|_| true) } else { None };
-        let client = self.next;
         let Some(connection) = self.clients.get_mut(&trunk) else { return };
-        let address = connection.address;
         let Some(state) = &mut connection.trunk else { return };
         if state.last.is_some_and(|last| number <= last) {
             return;
         }
         state.last = Some(number);
-        if is_full && makes_room.is_none() {
-            let mut frames = Vec::new();
-            channels::put_end(&mut frames, number);
-            return self.send_on_trunk(trunk, &frames);
+        if self.clients.len() >= self.most_clients() {
+            // A trunk has asked for something, so this is not the trunk whose turn it is.
+            let Some(hesitant) = self.connections.hesitant(|_| true) else {
+                let mut frames = Vec::new();
+                channels::put_end(&mut frames, number);
+                return self.send_on_trunk(trunk, &frames);
+            };
+            self.leave(hesitant);
         }
-        state.channels.insert(number, client);
+        let client = self.next;
+        let Some(connection) = self.clients.get_mut(&trunk) else { return };
+        let address = connection.address;
+        if let Some(state) = &mut connection.trunk {
+            state.channels.insert(number, client);
+        }
         self.next += 1;
         self.channel_count += 1;
         let link = Link::Channel(Channel::new(trunk, number));
         self.clients.insert(client, Box::new(Connection::new(link, address)));
         self.connections.came(client, address);
-        // This client may be the trunk itself, so it leaves after the turn.
-        self.lost.extend(makes_room);
     }
 
     /// Returns the client that makes room, among the clients from the address with the most

@@ -80,7 +80,7 @@ pub(super) struct Serving {
     pub(super) busy_trunks: VecDeque<Client>,
     /// Clients that have something new to send, because another client's request woke them.
     pub(super) answered: VecDeque<Client>,
-    /// Clients whose sockets failed while other clients were answered, and clients that make room.
+    /// Clients whose sockets failed while other clients were answered.
     pub(super) lost: Vec<Client>,
     /// Clients of trunks that have ended.
     pub(super) orphans: VecDeque<Client>,
