@@ -34,8 +34,7 @@ fn main() {
         ["drive", port, first, end, world, run, form @ ("ours" | "relays" | "torch")] => {
             let number = |text: &str| text.parse::<usize>().expect("a number");
             let ranks = connect(number(port) as u16, number(first)..number(end), form == "relays");
-            let start = Start { ranks, world: number(world), run: run.to_owned() };
-            start.run(form != "torch");
+            Start { ranks, world: number(world), run: run.to_owned(), to_ours: form != "torch" }.run();
         }
         _ => println!("store_start: run it through benches/store_start.py (make bench-store)"),
     }
@@ -189,6 +188,8 @@ struct Start {
     ranks: Vec<Rank>,
     world: usize,
     run: String,
+    /// Whether the ranks send what this library sends to a server of its own.
+    to_ours: bool,
 }
 
 impl Start {
@@ -196,27 +197,25 @@ impl Start {
         format!("/bench/{}/{name}", self.run).into_bytes()
     }
 
-    fn run(mut self, to_ours: bool) {
+    fn agree(&mut self, call: &str, text: &str) {
+        if self.to_ours { self.agree_with_ours(call, text) } else { self.agree_with_any(call, text) }
+    }
+
+    fn end(&mut self, call: &str) {
+        if self.to_ours { self.end_with_ours(call) } else { self.end_with_any(call) }
+    }
+
+    fn run(mut self) {
         let mut began = Instant::now();
         let world = format!("dm_world_init(device_type=cuda, world_size={}, version=0.2.0)\n", self.world);
         let mesh = format!("dm_init(shape=({}, 2, 2, 2), names=(pp, dp, cp, tp))\n", self.world / 8);
-        if to_ours {
-            self.agree_with_ours("world", &world);
-            lap("agree", &mut began);
-            self.end_with_ours("world");
-            lap("end", &mut began);
-            self.agree_with_ours("mesh", &mesh);
-            self.share_id(true);
-            self.end_with_ours("mesh");
-        } else {
-            self.agree_with_any("world", &world);
-            lap("agree", &mut began);
-            self.end_with_any("world");
-            lap("end", &mut began);
-            self.agree_with_any("mesh", &mesh);
-            self.share_id(false);
-            self.end_with_any("mesh");
-        }
+        self.agree("world", &world);
+        lap("agree", &mut began);
+        self.end("world");
+        lap("end", &mut began);
+        self.agree("mesh", &mesh);
+        self.share_id();
+        self.end("mesh");
         lap("mesh", &mut began);
         println!("idle");
         let _ = std::io::stdin().read(&mut [0]);
@@ -266,12 +265,12 @@ impl Start {
     }
 
     /// Rank 0 publishes the unique id of the root communicator, and all other ranks read it.
-    fn share_id(&mut self, to_ours: bool) {
+    fn share_id(&mut self) {
         let key = self.key("mesh/data/id");
         if let Some(first) = self.ranks.iter_mut().find(|rank| rank.number == 0) {
             first.send(&Writer::new(op::SET).string(&key).string(&[7; ID]).finish());
         }
-        if to_ours {
+        if self.to_ours {
             let (lost, left) = (self.key("lost/1"), self.key("left/1"));
             let wait = |_: &Rank| wait_any(Writer::default(), &[&key, &lost, &left]);
             return each(&mut self.ranks, wait, |rank| found(rank, &[7; ID]));

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::{Server, Store, TcpStore};
-use wire::{connect, greeted, honest, memory_mib, soon, string};
+use wire::{connect, deaf_clients, greeted, honest, late_reader_gets_everything, memory_mib, soon, string, wait_until};
 
 /// Makes a hundred round trips. None of them waits for anybody.
 fn is_served(store: &TcpStore) {
@@ -31,14 +31,6 @@ fn limit_descriptors(soft: u64, hard: u64) {
     let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
     // SAFETY: a valid structure.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
-}
-
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -130,35 +122,13 @@ fn a_client_that_never_reads_is_not_listened_to() {
     store.set("large", &vec![1; 4 << 20], &soon()).unwrap();
     is_served(&store);
     let before = memory_mib("VmRSS:");
-    let mut deaf: Vec<TcpStream> = (0..8).map(|_| greeted(&server)).collect();
-    let question = [&[3][..], &string(b"/large")].concat();
-    for stream in &mut deaf {
-        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-        for _ in 0..1000 {
-            if stream.write_all(&question).is_err() {
-                break;
-            }
-        }
-    }
+    let _deaf = deaf_clients(server.local_addr(), 8, 1000);
     is_served(&store);
     let grown = memory_mib("VmRSS:").saturating_sub(before);
     // They asked for 4000 MiB each; one reply may be under way to each.
     assert!(grown < 8 * 8 + 32, "{grown} MiB for 8 clients that do not read");
 
-    // A client that reads late gets everything, in order.
-    let mut slow = greeted(&server);
-    for _ in 0..20 {
-        slow.write_all(&question).unwrap();
-    }
-    slow.write_all(&[13, 9, 9, 9, 9]).unwrap();
-    let mut reply = vec![0; 8 + (4 << 20)];
-    for _ in 0..20 {
-        slow.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[..8], (4u64 << 20).to_le_bytes());
-    }
-    let mut echo = [0; 4];
-    slow.read_exact(&mut echo).unwrap();
-    assert_eq!(echo, [9; 4]);
+    late_reader_gets_everything(server.local_addr());
 }
 
 #[test]

@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 use devicemesh::error::Status;
 use devicemesh::rendezvous::store::{Relay, Secret, Server, Store, TcpStore};
 use devicemesh::wait::Wait;
-use wire::{GREETING, connect, connect_at, greeted, greeted_at, honest, memory_mib, soon, string};
+use wire::{
+    GREETING, connect, connect_at, deaf_clients, greeted, greeted_at, honest, late_reader_gets_everything, memory_mib,
+    soon, string, wait_until,
+};
 
 /// The word that begins a channel. With a number in its other bits, it says how many bytes were
 /// taken (src/rendezvous/store/channels.rs).
@@ -75,14 +78,6 @@ fn is_dropped(stream: &mut TcpStream) -> bool {
     }
 }
 
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// How many connections this host has at that port of its own.
 fn sockets_at(port: u16) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -134,36 +129,14 @@ fn a_client_that_never_reads_holds_up_no_other_client_of_its_relay() {
     let store = client_of(&relay);
     store.set("large", &vec![1; 4 << 20], &soon()).unwrap();
     let before = memory_mib("VmRSS:");
-    let question = [&[3][..], &string(b"/large")].concat();
-    let mut deaf: Vec<TcpStream> = (0..8).map(|_| greeted_at(relay.local_addr())).collect();
-    for stream in &mut deaf {
-        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-        for _ in 0..100_000 {
-            if stream.write_all(&question).is_err() {
-                break;
-            }
-        }
-    }
+    let _deaf = deaf_clients(relay.local_addr(), 8, 100_000);
     let began = Instant::now();
     (1..=100).for_each(|sum| assert_eq!(store.add("count", 1, &soon()).unwrap(), sum));
     assert!(began.elapsed() < Duration::from_secs(5), "{:?} for 100 small questions", began.elapsed());
     let grown = memory_mib("VmRSS:").saturating_sub(before);
     assert!(grown < 8 * 8 + 32, "{grown} MiB for 8 clients that do not read");
 
-    // A client that reads late gets everything, in order.
-    let mut slow = greeted_at(relay.local_addr());
-    for _ in 0..20 {
-        slow.write_all(&question).unwrap();
-    }
-    slow.write_all(&[13, 9, 9, 9, 9]).unwrap();
-    let mut reply = vec![0; 8 + (4 << 20)];
-    for _ in 0..20 {
-        slow.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[..8], (4u64 << 20).to_le_bytes());
-    }
-    let mut echo = [0; 4];
-    slow.read_exact(&mut echo).unwrap();
-    assert_eq!(echo, [9; 4]);
+    late_reader_gets_everything(relay.local_addr());
 }
 
 #[test]
@@ -262,7 +235,7 @@ fn a_trunk_that_breaks_the_rules_ends_with_its_clients() {
             next = next_frame(&mut trunk);
         }
         assert_eq!(next, (channel, 0, vec![]), "{what}");
-        // What comes late for a channel that has ended opens no channel.
+        // A frame that comes late for a channel that has ended opens no channel.
         let late = [begun(channel, &GREETING), frame(channel, BEGINS | 4, &[])].concat();
         trunk.write_all(&late).unwrap();
     }

@@ -34,7 +34,11 @@ def test_rows_in_which_a_peer_is_ahead_are_counted():
     assert f"In {ahead} of the {len(ratios)} rows of bench.txt" in (ROOT / "docs/performance.md").read_text()
 
 
-@pytest.mark.parametrize("machine, name", [("On a faster AMD EPYC", None), ("On another AMD EPYC", "an EPYC"), ("On an Intel Xeon", "a Xeon")])
+@pytest.mark.parametrize("machine, name", [
+    ("On a faster AMD EPYC", None),
+    ("On another AMD EPYC", "an EPYC"),
+    ("On an Intel Xeon", "a Xeon"),
+])
 def test_rows_of_one_machine_are_bold_where_a_peer_is_ahead(machine, name):
     """README has the newest figures of each kind of machine, by that name."""
     page = (ROOT / "docs/performance.md").read_text()

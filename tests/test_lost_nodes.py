@@ -43,8 +43,9 @@ class Nodes(Lab):
     def start(self, host, *command, **variables):
         """Starts a tool on a host. Its ranks take the hosts for hosts, although these share a
         kernel."""
+        own = environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **self.variables, **variables)
         self.tools[host] = self.spawn(host, [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      text=True, env=environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **self.variables, **variables))
+                                      text=True, env=own)
         reader = threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True)
         self.tools[host].readers = [reader]
         reader.start()

@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::{Server, TcpStore};
 use devicemesh::wait::Wait;
@@ -72,6 +72,49 @@ pub fn string(bytes: impl AsRef<[u8]>) -> Vec<u8> {
 /// An honest client beside the others.
 pub fn honest(server: &Server) -> TcpStore {
     TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap()
+}
+
+/// Waits until the condition holds, for 20 s at most.
+pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Connections at that address that ask for the value under `large` as often as `questions` says, or
+/// until the other side takes no more, and never read.
+pub fn deaf_clients(address: SocketAddr, clients: usize, questions: usize) -> Vec<TcpStream> {
+    let ask = |_| {
+        let mut stream = greeted_at(address);
+        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        let _ = (0..questions).try_for_each(|_| stream.write_all(&get_large()));
+        stream
+    };
+    (0..clients).map(ask).collect()
+}
+
+/// Checks that a client that reads late gets everything, in order: the 4 MiB under `large` 20 times,
+/// and an echo.
+pub fn late_reader_gets_everything(address: SocketAddr) {
+    let mut slow = greeted_at(address);
+    for _ in 0..20 {
+        slow.write_all(&get_large()).unwrap();
+    }
+    slow.write_all(&[13, 9, 9, 9, 9]).unwrap();
+    let mut reply = vec![0; 8 + (4 << 20)];
+    for _ in 0..20 {
+        slow.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..8], (4u64 << 20).to_le_bytes());
+    }
+    let mut echo = [0; 4];
+    slow.read_exact(&mut echo).unwrap();
+    assert_eq!(echo, [9; 4]);
+}
+
+fn get_large() -> Vec<u8> {
+    [&[3][..], &string(b"/large")].concat()
 }
 
 /// A number of /proc/self/status, in MiB.

@@ -60,7 +60,7 @@ impl Round {
             let keys: Vec<String> = part.iter().map(|(key, _)| self.key("/data", key)).collect();
             let there = self.membership.store.try_get_each(&keys, wait);
             for ((key, rank), value) in part.iter().zip(there.map_err(|error| self.membership.explain(error))?) {
-                // What is not there yet is waited for, together with everything that ends the wait.
+                // This rank waits for a value that is not there yet, and for all that ends such a wait.
                 values.push(value.map_or_else(|| self.fetch(key, *rank, wait), Ok)?);
             }
         }

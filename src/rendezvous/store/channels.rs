@@ -27,7 +27,7 @@ pub(super) const WINDOW: usize = 16 << 10;
 /// the word says that this many bytes were taken.
 const BEGINS: u32 = 1 << 31;
 
-/// What a frame says of its channel.
+/// The meaning of a frame for its channel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame<'a> {
     /// These bytes are the channel's next ones.
@@ -71,29 +71,31 @@ fn header(bytes: &[u8]) -> Option<(u32, u32, &[u8])> {
 /// Appends bytes of a channel, in as many frames as they need.
 pub(super) fn put_bytes(frames: &mut Vec<u8>, channel: u32, bytes: &[u8]) {
     for piece in bytes.chunks(MOST) {
-        put_header(frames, channel, piece.len() as u32);
+        frames.extend_from_slice(&with_word(channel, piece.len() as u32));
         frames.extend_from_slice(piece);
     }
 }
 
-/// Appends the frame that begins a channel.
-pub(super) fn put_begin(frames: &mut Vec<u8>, channel: u32) {
-    put_header(frames, channel, BEGINS);
+/// Returns the frame that begins a channel.
+pub(super) fn begin(channel: u32) -> [u8; HEADER] {
+    with_word(channel, BEGINS)
 }
 
-/// Appends the frame that says that this many bytes of a channel were taken, which is at least one.
-pub(super) fn put_taken(frames: &mut Vec<u8>, channel: u32, taken: usize) {
-    put_header(frames, channel, BEGINS | taken as u32);
+/// Returns the frame that says that this many bytes of a channel were taken, which is at least one.
+pub(super) fn taken(channel: u32, taken: usize) -> [u8; HEADER] {
+    with_word(channel, BEGINS | taken as u32)
 }
 
-/// Appends the frame that ends a channel.
-pub(super) fn put_end(frames: &mut Vec<u8>, channel: u32) {
-    put_header(frames, channel, 0);
+/// Returns the frame that ends a channel.
+pub(super) fn end(channel: u32) -> [u8; HEADER] {
+    with_word(channel, 0)
 }
 
-fn put_header(frames: &mut Vec<u8>, channel: u32, word: u32) {
-    frames.extend_from_slice(&channel.to_le_bytes());
-    frames.extend_from_slice(&word.to_le_bytes());
+fn with_word(channel: u32, word: u32) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..4].copy_from_slice(&channel.to_le_bytes());
+    header[4..].copy_from_slice(&word.to_le_bytes());
+    header
 }
 
 /// How many bytes of a channel one side may send, and how many have come to it.
@@ -165,9 +167,7 @@ mod tests {
         let mut bytes = Vec::new();
         let text = vec![7; MOST + 3];
         put_bytes(&mut bytes, 5, &text);
-        put_begin(&mut bytes, 6);
-        put_taken(&mut bytes, 6, WINDOW);
-        put_end(&mut bytes, u32::MAX);
+        bytes.extend([begin(6), taken(6, WINDOW), end(u32::MAX)].concat());
         let mut rest = &bytes[..];
         let expected = [
             (5, Frame::Bytes(&text[..MOST])),
@@ -189,9 +189,7 @@ mod tests {
     #[test]
     fn no_frame_is_longer_than_the_most() {
         for word in [MOST as u32 + 1, BEGINS - 1, BEGINS | (WINDOW as u32 + 1), u32::MAX] {
-            let mut bytes = Vec::new();
-            put_header(&mut bytes, 1, word);
-            assert!(length(&bytes).is_err(), "{word:#x}");
+            assert!(length(&with_word(1, word)).is_err(), "{word:#x}");
         }
     }
 

@@ -255,17 +255,26 @@ impl TcpStore {
         let talk = |connection: &mut Connection| {
             let mut there = Vec::with_capacity(keys.len());
             for keys in keys.chunks(IN_FLIGHT) {
-                let questions: Vec<u8> =
-                    keys.iter().flat_map(|key| with_keys(op::CHECK, &[key.as_ref().to_vec()])).collect();
-                connection.send(&questions, wait)?;
-                let mut answers = vec![0; keys.len()];
-                connection.receive(&mut answers, wait)?;
-                there.extend(answers.into_iter().map(|answer| answer == 0));
+                there.extend(check_each(connection, keys, wait)?);
             }
             Ok(there)
         };
         self.exchange(wait, || format!("CHECK of {} keys", keys.len()), talk)
     }
+}
+
+/// Asks for each key, given in full, whether it exists now. Sends all questions before it reads the
+/// first answer.
+fn check_each(
+    connection: &mut Connection,
+    keys: &[impl AsRef<[u8]>],
+    wait: &Wait,
+) -> std::result::Result<Vec<bool>, ExchangeError> {
+    let questions: Vec<u8> = keys.iter().flat_map(|key| with_keys(op::CHECK, &[key.as_ref().to_vec()])).collect();
+    connection.send(&questions, wait)?;
+    let mut answers = vec![0; keys.len()];
+    connection.receive(&mut answers, wait)?;
+    Ok(answers.into_iter().map(|answer| answer == 0).collect())
 }
 
 fn leave(connection: &mut Connection, key: &[u8], word: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {

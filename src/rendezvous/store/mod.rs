@@ -10,6 +10,7 @@ mod file;
 pub mod frame;
 #[cfg(test)]
 mod hooked;
+mod loop_thread;
 mod memory;
 mod names;
 mod outgoing;

@@ -13,21 +13,19 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read};
 use std::mem;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hostccl::fork::{self, Private};
+use hostccl::fork::Private;
 
 use super::TcpStore;
 use super::channels::{self, Frame, MOST, Window};
 use super::connection::Connection;
 
 use super::frame::Malformed;
+use super::loop_thread::{End, LoopThread};
 use super::outgoing::Outgoing;
-use super::poll::{Interest, Poll, Ready, event, ring};
+use super::poll::{Interest, Poll, Ready};
 use super::secret::Secret;
 use super::server::{Connections, accept};
 use crate::error::{Error, Result};
@@ -57,18 +55,8 @@ pub struct Relay {
     variable: String,
     /// The address at which the relay listens.
     address: SocketAddr,
-    /// What the relay shares with its thread.
-    shared: Arc<Shared>,
-    /// The thread, until it is joined.
-    thread: Option<JoinHandle<()>>,
-}
-
-/// What a relay shares with its thread.
-struct Shared {
-    /// Whether the thread must end.
-    stop: AtomicBool,
-    /// Wakes the thread.
-    wake: Private<OwnedFd>,
+    /// The thread of the loop.
+    _thread: LoopThread,
 }
 
 impl Relay {
@@ -83,11 +71,10 @@ impl Relay {
         let listener = super::server::listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(|error| broken(&error))?;
         let address = listener.local_addr().map_err(|error| broken(&error))?;
         let from = trunk.stream.local_addr().map_err(|error| broken(&error))?.ip().to_canonical();
-        let wake = event().map_err(|error| broken(&error))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake });
         let poll = Poll::new().map_err(|error| broken(&error))?;
-        let adds = poll.add(&*shared.wake, WAKE).and_then(|()| poll.add(&*listener, LISTENER));
-        adds.and_then(|()| poll.add(&*trunk.stream, TRUNK)).map_err(|error| broken(&error))?;
+        let end = End::of_loop(&poll, WAKE).map_err(|error| broken(&error))?;
+        let adds = poll.add(&*listener, LISTENER).and_then(|()| poll.add(&*trunk.stream, TRUNK));
+        adds.map_err(|error| broken(&error))?;
         let relaying = Relaying {
             poll,
             listener,
@@ -102,10 +89,10 @@ impl Relay {
             is_backlogged: false,
             buffer: vec![0; MOST_READ],
         };
-        let theirs = Arc::clone(&shared);
-        let thread = hostccl::thread::spawn("dm-relay", move || relaying.run(&theirs));
+        let ended = Arc::clone(&end);
+        let thread = LoopThread::start("dm-relay", end, move || relaying.run(&ended));
         let thread = thread.map_err(|error| Error::no_thread(&error).within("cannot set up the relay of this node"))?;
-        Ok(Some(Relay { variable: format!("{name} {address} {from}"), address, shared, thread: Some(thread) }))
+        Ok(Some(Relay { variable: format!("{name} {address} {from}"), address, _thread: thread }))
     }
 
     /// Returns the address at which the relay listens.
@@ -116,20 +103,6 @@ impl Relay {
     /// Returns the value of [`RELAY`](super::RELAY) for the ranks of this node.
     pub fn variable(&self) -> &str {
         &self.variable
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        if fork::is_child() {
-            // The thread belongs to the parent, so nobody waits for it here.
-            return mem::forget(self.thread.take());
-        }
-        self.shared.stop.store(true, Ordering::SeqCst);
-        ring(&self.shared.wake);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -146,7 +119,7 @@ struct Relaying {
     /// The beginning of a frame whose end has not come on the trunk yet, decrypted where the store
     /// has a secret.
     frames: Vec<u8>,
-    /// What the trunk has to send.
+    /// The bytes that are still to be sent on the trunk.
     outgoing: Outgoing,
     /// The events of the trunk for which the thread waits.
     interest: Interest,
@@ -168,7 +141,7 @@ struct Relaying {
 struct Client {
     /// Its socket, which does not block.
     stream: Private<TcpStream>,
-    /// What is still to be sent to the client.
+    /// The bytes that are still to be sent to the client.
     outgoing: Outgoing,
     /// How much of the channel may be sent on the trunk, and how much has come.
     window: Window,
@@ -196,9 +169,9 @@ impl Client {
 }
 
 impl Relaying {
-    fn run(mut self, shared: &Shared) {
+    fn run(mut self, end: &End) {
         let mut ready = Vec::new();
-        while !shared.stop.load(Ordering::SeqCst) {
+        while !end.has_come() {
             self.poll.wait(self.is_paused.then_some(ACCEPT_PAUSE), &mut ready);
             if mem::take(&mut self.is_paused) {
                 let _ = self.poll.modify(&*self.listener, LISTENER, READ);
@@ -248,9 +221,7 @@ impl Relaying {
                         self.clients.insert(number, client);
                         // The numbers of the channels that begin must grow. So a channel begins
                         // here, and not with the first bytes of its client.
-                        let mut frame = Vec::new();
-                        channels::put_begin(&mut frame, number);
-                        self.outgoing.push(&frame);
+                        self.outgoing.push(&channels::begin(number));
                         self.watch(number);
                     }
                 }
@@ -306,9 +277,7 @@ impl Relaying {
             return self.leave(number);
         }
         if let Some(taken) = client.window.take_untold().filter(|_| !client.is_ending) {
-            let mut frame = Vec::new();
-            channels::put_taken(&mut frame, number, taken);
-            self.outgoing.push(&frame);
+            self.outgoing.push(&channels::taken(number, taken));
         }
         self.watch(number);
     }
@@ -334,9 +303,7 @@ impl Relaying {
         self.poll.remove(&*client.stream);
         let _ = client.stream.shutdown(Shutdown::Both);
         if !client.is_ending {
-            let mut frame = Vec::new();
-            channels::put_end(&mut frame, number);
-            self.outgoing.push(&frame);
+            self.outgoing.push(&channels::end(number));
         }
     }
 

@@ -23,17 +23,16 @@ mod shared;
 mod turns;
 
 use std::io;
-use std::mem;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 
-use hostccl::fork::{self, Private};
+use hostccl::fork::Private;
 use hostccl::machine;
 
+use super::loop_thread::{End, LoopThread};
 use super::names;
-use super::poll::{Poll, event, ring};
+use super::poll::Poll;
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use clients::Serving;
@@ -54,8 +53,8 @@ pub struct Server {
     is_local: bool,
     /// The state that the server shares with its thread.
     shared: Arc<Shared>,
-    /// The thread of the loop, until it is joined.
-    thread: Option<JoinHandle<()>>,
+    /// The thread of the loop.
+    _thread: LoopThread,
 }
 
 impl Server {
@@ -76,10 +75,7 @@ impl Server {
         let is_local = listeners.iter().all(|listener| listener.local_addr().is_ok_and(|at| at.ip().is_loopback()));
         let mut addresses = listeners.iter().filter_map(|listener| Some(listener.local_addr().ok()?.ip()));
         let for_others = addresses.find(|address| !address.is_loopback() && !address.is_unspecified());
-        let wake = event().map_err(|error| broken(&error))?;
         let shared = Arc::new(Shared {
-            stop: AtomicBool::new(false),
-            wake,
             clients: AtomicUsize::new(0),
             starved: AtomicBool::new(false),
             room: AtomicUsize::new(0),
@@ -88,11 +84,12 @@ impl Server {
             look: AtomicUsize::new(0),
         });
         let poll = Poll::new().map_err(|error| broken(&error))?;
-        poll.add(&*shared.wake, clients::WAKE).map_err(|error| broken(&error))?;
+        let end = End::of_loop(&poll, clients::WAKE).map_err(|error| broken(&error))?;
         let serving = Serving::new(listeners, poll, Arc::clone(&shared), secret).map_err(|error| broken(&error))?;
-        let thread = hostccl::thread::spawn("dm-store", move || serving.run());
+        let ended = Arc::clone(&end);
+        let thread = LoopThread::start("dm-store", end, move || serving.run(&ended));
         let thread = thread.map_err(|error| Error::no_thread(&error).within("cannot set up the store's server"))?;
-        Ok(Server { address: bound, for_others, is_local, shared, thread: Some(thread) })
+        Ok(Server { address: bound, for_others, is_local, shared, _thread: thread })
     }
 
     /// Listens on every address that `host` has according to this host, and on no other. This
@@ -168,18 +165,4 @@ impl Server {
 /// Returns the error of a host that has no address, so that no server can listen there.
 pub(in crate::rendezvous) fn not_resolved(host: &str, cause: &io::Error) -> Error {
     Error::store_io(format!("cannot resolve {host}, where the store is to be served"), cause)
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if fork::is_child() {
-            // The thread belongs to the parent, so nobody waits for it here.
-            return mem::forget(self.thread.take());
-        }
-        self.shared.stop.store(true, Ordering::SeqCst);
-        ring(&self.shared.wake);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }

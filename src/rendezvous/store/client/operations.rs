@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::connection::{CANCEL_ANSWER, Connection, ExchangeError};
 use super::super::frame::{Writer, op};
 use super::super::{Arrival, KeyWatch, Last, Store, arrive_in_steps, no_key};
-use super::{FEW_IN_FLIGHT, SHORT_KEY, TcpStore, full, leave, with_keys};
+use super::{FEW_IN_FLIGHT, SHORT_KEY, TcpStore, check_each, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
@@ -213,16 +213,13 @@ impl Store for TcpStore {
             let mut values = Vec::with_capacity(keys.len());
             let few = if keys.iter().all(|key| key.len() <= SHORT_KEY) { FEW_IN_FLIGHT } else { 1 };
             for keys in keys.chunks(few) {
-                let checks: Vec<u8> = keys.iter().flat_map(|key| with_keys(op::CHECK, &[full(key)])).collect();
-                connection.send(&checks, wait)?;
-                let mut absent = vec![0; keys.len()];
-                connection.receive(&mut absent, wait)?;
-                let there = || keys.iter().zip(&absent).filter(|(_, absent)| **absent == 0);
-                let gets: Vec<u8> =
-                    there().flat_map(|(key, _)| Writer::new(op::GET).string(&full(key)).finish()).collect();
+                let keys: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
+                let there = check_each(connection, &keys, wait)?;
+                let found = keys.iter().zip(&there).filter(|(_, there)| **there);
+                let gets: Vec<u8> = found.flat_map(|(key, _)| Writer::new(op::GET).string(key).finish()).collect();
                 connection.send(&gets, wait)?;
-                for absent in absent {
-                    values.push(if absent == 0 { Some(connection.string(wait)?) } else { None });
+                for there in there {
+                    values.push(if there { Some(connection.string(wait)?) } else { None });
                 }
             }
             Ok(values)

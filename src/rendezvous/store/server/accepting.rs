@@ -112,9 +112,7 @@ impl Serving {
         if self.clients.len() >= self.most_clients() {
             // A trunk has asked for something, so this is not the trunk whose turn it is.
             let Some(hesitant) = self.connections.hesitant(|_| true) else {
-                let mut frames = Vec::new();
-                channels::put_end(&mut frames, number);
-                return self.send_on_trunk(trunk, &frames);
+                return self.send_on_trunk(trunk, &channels::end(number));
             };
             self.leave(hesitant);
         }

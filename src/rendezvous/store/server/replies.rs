@@ -165,7 +165,7 @@ impl Serving {
         channels::put_bytes(&mut frames, number, &bytes);
         channel.window.sent(bytes.len());
         if let Some(taken) = channel.window.take_untold() {
-            channels::put_taken(&mut frames, number, taken);
+            frames.extend_from_slice(&channels::taken(number, taken));
         }
         let waits = is_stuck && !std::mem::replace(&mut channel.waits_for_trunk, true);
         let goes_on = channel.window.room() > 0 && !connection.busy && is_clear && connection.outgoing.left() > 0;
@@ -207,9 +207,7 @@ impl Serving {
         let Some(connection) = self.clients.get_mut(&trunk) else { return };
         let Some(state) = &mut connection.trunk else { return };
         state.channels.remove(&number);
-        let mut frames = Vec::new();
-        channels::put_end(&mut frames, number);
-        self.send_on_trunk(trunk, &frames);
+        self.send_on_trunk(trunk, &channels::end(number));
     }
 
     /// Ends the clients of a trunk that has ended. `is_silent` says that nothing comes from the

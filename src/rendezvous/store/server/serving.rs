@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
+use super::super::loop_thread::End;
 use super::super::table::Client;
 use super::clients::{LEAST, Serving};
 use super::link::Link;
@@ -54,10 +55,10 @@ const WOKEN_TURN: usize = 16;
 const WOKEN_ROUND: usize = 256;
 
 impl Serving {
-    pub(super) fn run(mut self) {
+    pub(super) fn run(mut self, end: &End) {
         let mut ready = Vec::new();
         let mut untidy = false;
-        while !self.shared.stop.load(Ordering::SeqCst) {
+        while !end.has_come() {
             let now = Instant::now();
             let left = match self.is_idle() && !untidy {
                 true => self.next_moment().map(|moment| moment.saturating_duration_since(now)),

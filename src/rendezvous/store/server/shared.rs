@@ -1,10 +1,7 @@
 //! The state that the server's handle and its thread share.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
-
-use hostccl::fork::Private;
 
 /// How long a new connection has for its greeting.
 pub const GREETING: Duration = Duration::from_secs(10);
@@ -15,10 +12,6 @@ pub const MAX_BUFFERED: usize = 256 << 20;
 
 /// The state that the server's handle and its thread share.
 pub(super) struct Shared {
-    /// Whether the loop must end.
-    pub(super) stop: AtomicBool,
-    /// Wakes the loop.
-    pub(super) wake: Private<OwnedFd>,
     /// How many clients are connected.
     pub(super) clients: AtomicUsize,
     /// Whether at some time there was no descriptor for another connection, because this process

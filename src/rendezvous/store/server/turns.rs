@@ -128,13 +128,14 @@ impl Serving {
         let bytes = connection.take_frame(length);
         self.table.count_work(FRAME + length);
         let Some((number, frame)) = channels::frame(&bytes) else { return Ok(()) };
-        if frame == Frame::Begins {
-            self.open_channel(trunk, number);
-            return Ok(());
-        }
         let known = connection.trunk.as_ref().and_then(|trunk| trunk.channels.get(&number)).copied();
-        // The server may have ended the channel before it got this frame.
-        let Some(client) = known else { return Ok(()) };
+        let Some(client) = known else {
+            // The server may have ended the channel before it got another frame.
+            if frame == Frame::Begins {
+                self.open_channel(trunk, number);
+            }
+            return Ok(());
+        };
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
         let Link::Channel(channel) = &mut connection.link else { return Ok(()) };
         let protocol = |malformed: Malformed| Refusal::Protocol(malformed.0);
@@ -148,7 +149,7 @@ impl Serving {
                 return Ok(());
             }
             Frame::End => channel.end(),
-            Frame::Begins => {}
+            Frame::Begins => return Ok(()),
         }
         match connection.busy {
             // The client has a turn soon.
