@@ -29,7 +29,7 @@ import traceback
 from pathlib import Path
 
 from support.pinned import Unavailable
-from support.processes import gone, kill_all, wait_until
+from support.processes import all_pids, gone, kill_all, wait_until
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -137,10 +137,10 @@ class Host:
         """The processes in this host's network, without the holder. Some have no parent here and
         none of the test's variables, for example the sessions of sshd."""
         found = []
-        for entry in Path("/proc").iterdir():
+        for pid in all_pids():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and int(entry.name) != self.holder and os.readlink(entry / "ns/net") == self.network:
-                    found.append(int(entry.name))
+                if pid != self.holder and os.readlink(f"/proc/{pid}/ns/net") == self.network:
+                    found.append(pid)
         return found
 
     def hold(self, control):

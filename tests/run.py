@@ -283,6 +283,9 @@ def run_tests():
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     os.environ[STARTED] = "1"
+    # Python keeps the compiled tests and package in folders __pycache__. Otherwise each of some
+    # hundred processes compiles them.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     SCRATCH.mkdir(parents=True, exist_ok=True)
     shm_before = set(os.listdir("/dev/shm"))
     runner = Runner(options)

@@ -85,9 +85,10 @@ def read(text):
     mesh = json.loads(text)
     assert mesh["devicemesh"] == 1
     listed = [first + index * (step[0] if step else 1) for first, count, *step in mesh["ranks"] for index in range(count)]
-    pairs = [pair for dimension in mesh["layout"] for pair in dimension]
-    digits = itertools.product(*[range(size) for size, _ in pairs])
-    return [listed[mesh["base"] + sum(digit * stride for digit, (_, stride) in zip(number, pairs))] for number in digits]
+    places = [mesh["base"]]
+    for size, stride in itertools.chain(*mesh["layout"]):
+        places = [place + digit * stride for place in places for digit in range(size)]
+    return [listed[place] for place in places]
 
 
 def write(shape, names, ranks):

@@ -98,7 +98,7 @@ def run_programs(qemu, only, pages=()):
 def run_reductions(qemu, **options):
     """Runs the tests of the reductions, whose kernels have instructions of their own for this
     processor, and returns how many there were."""
-    return passed(cargo("test", "--package", "hostccl-reduce", "--lib", qemu=qemu, **options))
+    return passed(cargo("test", "--package", "hostccl-reduce", "--tests", qemu=qemu, **options))
 
 
 def check_names():

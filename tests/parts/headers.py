@@ -70,12 +70,12 @@ def add_headers(runner):
 
 
 def add_compilers(runner):
-    """tests/c as C++17; tests/cpp, which uses all of devicemesh.hpp, with each compiler and
+    """tests/c as C++17, and tests/cpp, which uses all of devicemesh.hpp, with each compiler and
     standard (`make test-all`)."""
     def as_cxx():
         for path in sorted((ROOT / "tests/c").glob("*.c")):
             run([CXX, "-std=c++17", "-x", "c++", "-fsyntax-only", *STRICT, *comments(path)[2], "-Iinclude", "-Itests/c", path])
-    runner.add("build tests/c c++17", as_cxx)
+    runner.add("build tests/c c++17", as_cxx, "long")
 
     def compiles(compiler, standard):
         def body():

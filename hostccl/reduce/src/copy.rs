@@ -66,22 +66,3 @@ pub(crate) fn order_streams() {
         std::arch::x86_64::_mm_sfence()
     };
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_byte_arrives_whatever_the_alignment() {
-        let from: Vec<u8> = (0..1000_u32).map(|i| (i * 7) as u8).collect();
-        for offset in [0, 1, 15, 63] {
-            for bytes in [0, 1, 63, 64, 65, 127, 128, 500, 900] {
-                let mut to = vec![0xEE; 1100];
-                // SAFETY: both vectors are long enough.
-                unsafe { stream(from.as_ptr().add(offset), to.as_mut_ptr().add(offset + 5), bytes) };
-                assert_eq!(to[offset + 5..offset + 5 + bytes], from[offset..offset + bytes]);
-                assert!(to[..offset + 5].iter().chain(&to[offset + 5 + bytes..]).all(|&byte| byte == 0xEE));
-            }
-        }
-    }
-}

@@ -35,8 +35,6 @@ mod native;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod target;
-#[cfg(test)]
-mod tests;
 mod types;
 mod wide;
 
@@ -48,6 +46,30 @@ use self::isa::Plain as Always;
 use self::neon::Neon as Always;
 pub use self::target::Target;
 pub use self::types::{DataType, ReduceOp};
+
+/// [`reduce`] and [`scale`] by the kernels that every processor of this architecture can run. Tests
+/// compare them with the kernels that are chosen here.
+#[doc(hidden)]
+pub mod plain {
+    use super::isa::Plain;
+    use super::{DataType, ReduceOp, Target, reduce_all, scale_all};
+
+    /// # Safety
+    ///
+    /// The contract of [`reduce`](super::reduce), with two inputs or more.
+    pub unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8], targets: &[Target], count: usize) {
+        // SAFETY: this function's contract.
+        unsafe { reduce_all::<Plain>(dtype, op, inputs, targets, count) }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`scale`](super::scale).
+    pub unsafe fn scale(dtype: DataType, scalar: [u8; 8], input: *const u8, out: *mut u8, count: usize) {
+        // SAFETY: this function's contract.
+        unsafe { scale_all::<Plain>(dtype, scalar, input, out, count) }
+    }
+}
 
 /// Computes `target[i] = inputs[0][i] op inputs[1][i] op ...` for `i` in `0..count` and every
 /// target, strictly from left to right. [`ReduceOp::Avg`] divides the sum by `inputs.len()`. A

@@ -124,23 +124,3 @@ impl ReduceOp {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn integers_are_nccls() {
-        for (raw, dtype) in DataType::ALL.into_iter().enumerate() {
-            assert_eq!(dtype as usize, raw);
-            assert_eq!(DataType::from_raw(raw as i32), Some(dtype));
-        }
-        for (raw, op) in ReduceOp::ALL.into_iter().enumerate() {
-            assert_eq!(op as usize, raw);
-            assert_eq!(ReduceOp::from_raw(raw as i32), Some(op));
-        }
-        assert_eq!(DataType::from_raw(-1), None);
-        assert_eq!(DataType::from_raw(12), None);
-        assert_eq!(ReduceOp::from_raw(5), None);
-    }
-}

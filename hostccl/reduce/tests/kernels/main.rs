@@ -4,13 +4,10 @@
 mod reference;
 
 use half::{bf16, f16};
+use hostccl_reduce::{DataType, ReduceOp, Target, plain, reduce, scale, stream};
 use proptest::prelude::*;
 
 use self::reference::{assert_elements, expected, is_nan, sample};
-use super::block::{reduce_all, scale_all};
-use super::isa::Plain;
-use super::{Target, reduce, scale};
-use crate::types::{DataType, ReduceOp};
 
 const DTYPES: [DataType; 12] = DataType::ALL;
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
@@ -54,7 +51,7 @@ type Kernel = unsafe fn(DataType, ReduceOp, &[*const u8], &[Target], usize);
 /// Returns the kernel that `reduce` chooses, and the plain one. `reduce` copies a single input
 /// without a kernel.
 fn kernels() -> [(&'static str, Kernel); 2] {
-    [("chosen", reduce), ("plain", reduce_all::<Plain>)]
+    [("chosen", reduce), ("plain", plain::reduce)]
 }
 
 fn check(dtype: DataType, op: ReduceOp, samples: &[Vec<u8>], count: usize, shifts: &[usize], alias: Option<usize>) {
@@ -280,20 +277,49 @@ fn scale_multiplies_in_the_element_type() {
             typed[..scalar.len()].copy_from_slice(&scalar);
             let mut separate = vec![0; input.len()];
             let mut in_place = Shifted::new(&input, 3);
-            let mut plain = Shifted::new(&input, 1);
+            let mut by_plain = Shifted::new(&input, 1);
             // SAFETY: every buffer holds `count` elements. In place, the input and the output have
             // one address.
             unsafe {
                 scale(dtype, typed, input.as_ptr(), separate.as_mut_ptr(), count);
                 let pointer = in_place.as_mut_ptr();
                 scale(dtype, typed, pointer, pointer, count);
-                let pointer = plain.as_mut_ptr();
-                scale_all::<Plain>(dtype, typed, pointer, pointer, count);
+                let pointer = by_plain.as_mut_ptr();
+                plain::scale(dtype, typed, pointer, pointer, count);
             }
-            for (name, out) in [("apart", &separate[..]), ("in place", in_place.bytes()), ("plain", plain.bytes())] {
+            for (name, out) in [("apart", &separate[..]), ("in place", in_place.bytes()), ("plain", by_plain.bytes())] {
                 assert_elements(dtype, &format!("{name} {dtype:?} {count}"), out, &expected);
             }
-            assert!(in_place.surroundings_untouched() && plain.surroundings_untouched());
+            assert!(in_place.surroundings_untouched() && by_plain.surroundings_untouched());
+        }
+    }
+}
+
+#[test]
+fn integers_are_nccls() {
+    for (raw, dtype) in DataType::ALL.into_iter().enumerate() {
+        assert_eq!(dtype as usize, raw);
+        assert_eq!(DataType::from_raw(raw as i32), Some(dtype));
+    }
+    for (raw, op) in ReduceOp::ALL.into_iter().enumerate() {
+        assert_eq!(op as usize, raw);
+        assert_eq!(ReduceOp::from_raw(raw as i32), Some(op));
+    }
+    assert_eq!(DataType::from_raw(-1), None);
+    assert_eq!(DataType::from_raw(12), None);
+    assert_eq!(ReduceOp::from_raw(5), None);
+}
+
+#[test]
+fn every_byte_arrives_whatever_the_alignment() {
+    let from: Vec<u8> = (0..1000_u32).map(|i| (i * 7) as u8).collect();
+    for offset in [0, 1, 15, 63] {
+        for bytes in [0, 1, 63, 64, 65, 127, 128, 500, 900] {
+            let mut to = vec![0xEE; 1100];
+            // SAFETY: both vectors are long enough.
+            unsafe { stream(from.as_ptr().add(offset), to.as_mut_ptr().add(offset + 5), bytes) };
+            assert_eq!(to[offset + 5..offset + 5 + bytes], from[offset..offset + bytes]);
+            assert!(to[..offset + 5].iter().chain(&to[offset + 5 + bytes..]).all(|&byte| byte == 0xEE));
         }
     }
 }

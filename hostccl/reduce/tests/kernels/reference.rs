@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::types::{DataType, ReduceOp};
+use hostccl_reduce::{DataType, ReduceOp};
 
 /// Reduces one element of each input, in the arithmetic of its own type.
 fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
