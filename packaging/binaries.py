@@ -1,5 +1,6 @@
 """Makes the binaries of a release, which `make dist` packs: the library, libhostccl and the tool
-for a machine, linked against an old C library, and the tool as one static file.
+for a machine, linked against an old C library, the library and the tool of the wheel, which share
+their machine code, and the tool as one static file.
 
 Cargo's profile `dist` (Cargo.toml) makes them smaller than `cargo build --release` does. Their
 bytes depend on the sources and the tools alone, because no file has a path of this machine. Cargo
@@ -96,10 +97,24 @@ def build(machine, into):
     # Cargo does not optimise a library across crates in a call that also makes the library for
     # other crates. So this call comes last, and replaces the library that the tool's call has made.
     cargo(triple, "rustc", "--package", "devicemesh", "--lib", "--crate-type", "cdylib,staticlib", linker=link)
+    return copied(machine, {name: made / name for name in BINARIES}, into)
+
+
+def build_packages(machine, packages, files, into):
+    """Builds cargo packages for a machine. `files` has the names of the files that cargo makes by
+    their names in the new folder `into`."""
+    chosen = [word for package in packages for word in ("--package", package)]
+    made = cargo(f"{machine}-unknown-linux-gnu", "build", *chosen, linker=linker(machine))
+    return copied(machine, {name: made / file for name, file in files.items()}, into)
+
+
+def copied(machine, files, into):
+    """Copies files that cargo has made into a new folder, without what nothing reads. `files` has
+    their places by their new names."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
-    for name in BINARIES:
-        shutil.copy(made / name, into / name)
+    for name, place in files.items():
+        shutil.copy(place, into / name)
         # `devicemesh why` names the functions of the shared libraries in a stack by their symbols.
         # The symbols of the tool would be a fifth of its size, and nothing reads them.
         how = "--strip-all" if name == "devicemesh" else "--strip-debug"
@@ -110,8 +125,4 @@ def build(machine, into):
 def static_tool(into):
     """Builds the tool as one file that needs no C library. It needs Rust's target for musl."""
     made = cargo(MUSL, "build", "--package", "devicemesh-tool", linker=compiler("x86_64"))
-    shutil.rmtree(into, ignore_errors=True)
-    into.mkdir(parents=True)
-    shutil.copy(made / "devicemesh", into / "devicemesh")
-    run(cross("x86_64", "strip"), "--strip-all", into / "devicemesh")
-    return into
+    return copied("x86_64", {"devicemesh": made / "devicemesh"}, into)

@@ -56,8 +56,10 @@ import build_wheel  # noqa: E402
 WORK = ROOT / "target/dist/work"
 THIRD_PARTY = WORK / licences.NAME
 PARTS = ["sources", "trees", "musl", "wheels", "jax", "debs", "site", "sbom"]
-# The parts that have the binaries of each machine.
-BUILT = {"trees", "wheels", "debs"}
+# The parts that have the library and the tool of each machine as `make install` installs them, and
+# all parts that are compiled for each machine.
+INSTALLED = {"trees", "debs"}
+BUILT = {*INSTALLED, "wheels"}
 
 
 def output(*command, **options):
@@ -69,7 +71,7 @@ def lacking(parts, machines):
     have."""
     own = platform.machine()
     # The tool of this machine writes the man page for all.
-    built = {own, *machines} if BUILT & set(parts) else set()
+    built = {*machines, *([own] if INSTALLED & set(parts) else [])} if BUILT & set(parts) else set()
     musl = "musl" in parts and "x86_64" in machines
     compiled = [*built, *(["x86_64"] if musl else [])]
     tools = {"cargo": "cargo", "rustc": "rustc", "git": "git"}
@@ -197,10 +199,10 @@ def told(path):
     print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
-def wheel(out, made):
-    """The wheel of the Python package, with a machine's binaries."""
+def wheel(out, machine, made):
+    """The wheel of the Python package, with a machine's binaries from the folder `made`."""
     native = [made / name for name in build_wheel.NATIVE]
-    tag = f"{build_wheel.oldest_glibc(native)}_{made.name}"
+    tag = f"{build_wheel.oldest_glibc(native)}_{machine}"
     told(out / build_wheel.write(str(out), build_wheel.contents(native), tag, texts=build_wheel.metadata(THIRD_PARTY)))
 
 
@@ -250,7 +252,8 @@ def main():
     if "sources" in parts:
         sources(out, version, time)
     for machine in machines if BUILT & set(parts) else []:
-        made = binaries.build(machine, WORK / machine)
+        if INSTALLED & set(parts):
+            made = binaries.build(machine, WORK / machine)
         if machine not in wanted:
             continue
         if "trees" in parts:
@@ -258,7 +261,9 @@ def main():
             tree = installed(machine, made, WORK / f"tree-{machine}", "/usr/local", "/usr/local/lib") / "usr/local"
             pack(out / f"{name}.tar.gz", files_below(tree, name), time)
         if "wheels" in parts:
-            wheel(out, made)
+            packages, files = build_wheel.SHARED
+            native = binaries.build_packages(machine, packages, dict(zip(build_wheel.NATIVE, files)), WORK / f"wheel-{machine}")
+            wheel(out, machine, native)
         if "debs" in parts:
             libdir = f"/usr/lib/{machine}-linux-gnu"
             tree = installed(machine, made, WORK / f"deb-{machine}", "/usr", libdir)

@@ -159,9 +159,9 @@ def test_a_tool_that_prints_no_man_page_ends_the_release(stand_ins):
 
 def test_the_python_wheel_does_not_follow_from_the_umask(stand_ins):
     folders = [stand_ins("one", 0o022), None]
-    dist.wheel(folders[0] / "out", folders[0] / "x86_64")
+    dist.wheel(folders[0] / "out", "x86_64", folders[0] / "x86_64")
     folders[1] = stand_ins("two", 0o077)
-    dist.wheel(folders[1] / "out", folders[1] / "x86_64")
+    dist.wheel(folders[1] / "out", "x86_64", folders[1] / "x86_64")
     (name,) = equal_files(folders[0] / "out", folders[1] / "out")
     with zipfile.ZipFile(folders[0] / "out" / name) as wheel:
         texts = {path.rpartition("/")[2]: wheel.read(path) for path in wheel.namelist() if "/licenses/" in path}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -258,12 +259,27 @@ def test_a_build_in_another_folder_of_cargo(tmp_path):
 
 
 @pytest.mark.long
-def test_tag_of_the_wheel(python, tmp_path):
+def test_what_the_wheel_holds(python, tmp_path):
     run(python, PACKAGE / "build_wheel.py", tmp_path, cwd=tmp_path, timeout=580)
     (made,) = tmp_path.glob("*.whl")
     shown = run(python, "-m", "auditwheel", "show", made, cwd=tmp_path)
     tag = made.stem.split("-")[-1]
     assert f'"{tag}"' in shown, f"the wheel says {tag}, auditwheel says\n{shown}"
+
+    # Its library is libdevicemesh.so with the tool in it.
+    with zipfile.ZipFile(made) as wheel:
+        wheel.extractall(tmp_path)
+    native = tmp_path / "devicemesh/_native"
+    own, shipped = (set(re.findall(r"(\S+)$", run("nm", "-D", "--defined-only", "--with-symbol-versions", library), re.M))
+                    for library in (LIBRARY / "libdevicemesh.so", native / "libdevicemesh.so"))
+    (soname,) = (name for name in own if name.startswith("libdevicemesh.so."))
+    assert shipped - own == {f"devicemesh_tool_main@@{soname}"} and own <= shipped, own ^ shipped
+    tool = native / "devicemesh"
+    tool.chmod(0o755)
+    assert run(tool, "run", "-n", 2, "--", tool, "check", "--sizes", "4B", timeout=60).count("verdict: good") == 1
+    assert processes.run(tool, "no-command", code=2, merged=True).stdout.startswith("error: unrecognized subcommand 'no-command'")
+    (native / "libdevicemesh.so").unlink()
+    assert f"{native}/libdevicemesh.so: cannot open shared object file" in processes.run(tool, "ps", code=1, merged=True).stdout
 
 
 def test_order_of_streams(python, programs, tmp_path):

@@ -23,20 +23,25 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 NATIVE = ("libdevicemesh.so", "devicemesh")
+# The cargo packages of a checkout's library and tool, and the package of the wheel's, where the
+# tool is a function of the library (native/src/lib.rs). The files that cargo makes are in NATIVE's
+# order.
+SEPARATE = ("devicemesh", "devicemesh-tool"), NATIVE
+SHARED = ("devicemesh-wheel",), ("libdevicemesh_wheel.so", "devicemesh-wheel")
 # The licences of the crates. The file is in the sources of a release, and not in the repository.
 THIRD_PARTY = ROOT / "THIRD-PARTY-LICENSES"
 
 
-def build() -> list[Path]:
-    """Builds the library and the tool. Returns their paths in the order of NATIVE."""
+def build(packages: tuple[str, ...], names: tuple[str, ...]) -> list[Path]:
+    """Builds the library and the tool by cargo packages. Returns the paths of the named files."""
     # pip shows what this writes with -v alone, and everything when the build fails.
     print("devicemesh: cargo builds the library and the tool, which takes minutes the first time", flush=True)
     if shutil.which("cargo") is None:
         raise SystemExit("devicemesh: no cargo on the PATH, which compiles the library (https://rustup.rs, or apt-get install cargo; Rust 1.85 or later, and a C linker)")
     # Cargo says where its files are, because that depends on variables and settings of cargo. The
     # machine for which it compiles must be this one, because the wheel's tag says so.
-    command = ["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool",
-               "--message-format", "json-render-diagnostics"]
+    chosen = [word for package in packages for word in ("--package", package)]
+    command = ["cargo", "build", "--release", "--locked", *chosen, "--message-format", "json-render-diagnostics"]
     environment = {name: value for name, value in os.environ.items() if name != "CARGO_BUILD_TARGET"}
     built = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
@@ -46,14 +51,14 @@ def build() -> list[Path]:
     # one name, the later one counts.
     places = {Path(file).name: Path(file) for message in messages if message.get("reason") == "compiler-artifact"
               for file in message["filenames"]}
-    return [places[name] for name in NATIVE]
+    return [places[name] for name in names]
 
 
 def native(into: Path) -> list[Path]:
-    """Builds the library and the tool, and copies them without their debug sections."""
+    """Builds the wheel's library and tool, and copies them without their debug sections."""
     made = []
-    for path in build():
-        copy = into / path.name
+    for path, name in zip(build(*SHARED), NATIVE):
+        copy = into / name
         shutil.copy(path, copy)
         if shutil.which("strip"):
             subprocess.run(["strip", "--strip-debug", copy], check=True)
@@ -174,7 +179,7 @@ def build_editable(wheel_directory: str, config_settings: object = None, metadat
     """A wheel that points to the package in the checkout. The package finds the library and the tool
     in the checkout's target/release, so they are copied to that folder where cargo has another
     one."""
-    binaries, release = build(), ROOT / "target/release"
+    binaries, release = build(*SEPARATE), ROOT / "target/release"
     for binary in binaries:
         if not (release / binary.name).exists() or not binary.samefile(release / binary.name):
             release.mkdir(parents=True, exist_ok=True)

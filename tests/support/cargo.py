@@ -5,8 +5,8 @@ import os
 from .paths import TARGET
 
 # The packages that no test needs: criterion and cbindgen take half a minute to compile. `make
-# check` has the tests of devicemesh-header.
-WITHOUT = ["devicemesh-benches", "devicemesh-header"]
+# check` has the tests of devicemesh-header, and tests/test_python.py builds the wheel's binaries.
+WITHOUT = ["devicemesh-benches", "devicemesh-header", "devicemesh-wheel"]
 # The packages and features of each call of cargo. With others, cargo would compile the libraries
 # again, because a library's features depend on the packages beside it.
 WORKSPACE = ["--workspace", *(word for name in WITHOUT for word in ("--exclude", name)), "--features", "cudarc"]
