@@ -261,8 +261,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm);
  * ncclInternalError, and blocked calls of the peers return ncclRemoteError. Any thread may call
  * it. Local. */
 ncclResult_t ncclCommAbort(ncclComm_t comm);
-/* Writes the state of comm: ncclSuccess, ncclInProgress, or the error that ended it. Any thread
- * may call it. Local. */
+/* Writes the state of comm: ncclSuccess, ncclInProgress, or the error that ended it. From 50 ms after
+ * comm was made on, it also looks whether the processes of its ranks live. Any thread may call it.
+ * Local. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 /* Writes the number of ranks. Local. */
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);

@@ -198,6 +198,9 @@ impl Handle {
             Some(comm) => {
                 comm.catch_up();
                 comm.check_before_call()?;
+                if comm.is_new() {
+                    return Ok(ncclSuccess);
+                }
                 comm.check_peers(None, &String::new).map(|()| ncclSuccess)
             }
             None => Ok(ncclInProgress),

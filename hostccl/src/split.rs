@@ -267,6 +267,8 @@ impl Operation for Split {
             None => Ok(Poll::Done),
             Some(join) => match join.poll() {
                 Ok(Poll::Done) => Ok(Poll::Done),
+                // A split that waits is polled again soon.
+                Ok(blocked) if self.parent.is_new() => Ok(blocked),
                 // A member that died before it joined, or that could not map the segment, is known
                 // to the parent only.
                 Ok(blocked) => match self.check_parent() {

@@ -70,6 +70,17 @@ fn are_apart() -> bool {
     env::var("DM_HOSTCCL_SHM").is_ok_and(|value| value == "0")
 }
 
+/// Asks for the state of a sound communicator. Returns how many descriptors of processes this
+/// process has then.
+fn descriptors_of_processes(comm: ncclComm_t) -> usize {
+    let mut state = ncclInProgress;
+    // SAFETY: there is a place for the answer.
+    assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
+    assert_eq!(state, ncclSuccess);
+    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+    links.filter(|link| link.to_string_lossy().contains("pidfd")).count()
+}
+
 /// Joins a communicator whose other rank never comes, and sets its time while it is made.
 fn join_alone() {
     let mut config = config(0);
@@ -95,6 +106,7 @@ fn child() {
     if play == "timeout 600000" {
         return join_alone();
     }
+    let began = Instant::now();
     let (result, comm) = init(size as c_int, id, rank as c_int);
     if result != ncclSuccess {
         return say(&format!("init {result} {}", last_error()));
@@ -136,6 +148,12 @@ fn child() {
             let result = unsafe { ncclCommSplit(comm, 0, rank as c_int, &raw mut new, null_mut()) };
             assert!(new.is_null());
             say_result(comm, result);
+        }
+        // Every rank asks for the state of its communicator when it has joined, and a moment later.
+        "ask" => {
+            let (first, age) = (descriptors_of_processes(comm), began.elapsed().as_millis());
+            std::thread::sleep(Duration::from_millis(60));
+            say(&format!("{first} {age} {}", descriptors_of_processes(comm)));
         }
         // Every rank only asks for the state of its communicator.
         "watch" => say_result(comm, watch(comm)),
@@ -223,6 +241,23 @@ fn a_rank_killed_before_its_split_fails_the_split() {
 #[test]
 fn a_watchdog_that_only_asks_hears_of_the_death() {
     kill_and_hear("watch", 3, 1);
+}
+
+/// The start of a large job would take a quarter longer if each rank looked at all others at once.
+#[test]
+fn a_rank_that_asks_whether_a_communicator_is_made_does_not_look_at_its_peers_yet() {
+    let mut ranks = start_all("ask", 4);
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "ready"));
+    for rank in &mut ranks {
+        let said = rank.hear();
+        let [first, age, later] = said.split(' ').map(|part| part.parse::<u64>().unwrap()).collect::<Vec<_>>()[..]
+        else {
+            panic!("{said}")
+        };
+        // A rank of a busy machine may ask late.
+        assert!(first == 0 || age >= 50, "{first} descriptors of processes {age} ms after the start");
+        assert_eq!(later, if are_apart() { 0 } else { 3 }, "{said}");
+    }
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::ffi::CStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::mem::offset_of;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 use super::header::Header;
@@ -71,6 +73,46 @@ impl Drop for Mapping {
     }
 }
 
+/// The fields of a segment's header that do not change after the segment is made. They are read and
+/// written here without a mapping, because a mapping costs the start of a communicator more time.
+struct Head {
+    magic: u64,
+    version: u32,
+    token: [u8; 16],
+    among: u32,
+}
+
+impl Head {
+    /// The length of the header's part with these fields.
+    const BYTES: usize = offset_of!(Header, among) + size_of::<u32>();
+
+    /// The part of a new segment's header. The fields that are not in `Head` are 0.
+    fn to_bytes(&self) -> [u8; Head::BYTES] {
+        let mut bytes = [0; Head::BYTES];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(offset_of!(Header, magic), &self.magic.to_ne_bytes());
+        put(offset_of!(Header, version), &self.version.to_ne_bytes());
+        put(offset_of!(Header, token), &self.token);
+        put(offset_of!(Header, among), &self.among.to_ne_bytes());
+        bytes
+    }
+
+    /// Reads the fields of a segment. The file has at least [`HEADER_BYTES`] bytes.
+    fn read(file: &fs::File) -> io::Result<Head> {
+        let mut bytes = [0; Head::BYTES];
+        file.read_exact_at(&mut bytes, 0)?;
+        fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+            bytes[at..at + N].try_into().expect("the slice has N bytes")
+        }
+        Ok(Head {
+            magic: u64::from_ne_bytes(field(&bytes, offset_of!(Header, magic))),
+            version: u32::from_ne_bytes(field(&bytes, offset_of!(Header, version))),
+            token: field(&bytes, offset_of!(Header, token)),
+            among: u32::from_ne_bytes(field(&bytes, offset_of!(Header, among))),
+        })
+    }
+}
+
 /// Makes a new segment, which has only a header, and returns its descriptor.
 pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
     create_split(token, 0)
@@ -84,15 +126,13 @@ pub(crate) fn create_split(token: [u8; 16], among: u32) -> Result<OwnedFd> {
     let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
     resize(&fd, HEADER_BYTES)?;
     seal(&fd, libc::F_SEAL_SHRINK)?;
-    let mapping = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
-    // SAFETY: nobody else knows the segment yet, so nobody reads or writes it at the same time.
-    unsafe {
-        let header = mapping.base.cast::<Header>().as_ptr();
-        (&raw mut (*header).magic).write(MAGIC);
-        (&raw mut (*header).version).write(LAYOUT_VERSION);
-        (&raw mut (*header).token).write(token);
-        (&raw mut (*header).among).write(among);
-    }
+    let head = Head { magic: MAGIC, version: LAYOUT_VERSION, token, among };
+    let fd = fs::File::from(fd);
+    fd.write_all_at(&head.to_bytes(), 0).map_err(|reason| {
+        let why = machine::explained_memory(HEADER_BYTES, &reason);
+        Error::new(ncclSystemError, format!("writing to shared memory: {why}"))
+    })?;
+    let fd = OwnedFd::from(fd);
     Ok(fd)
 }
 
@@ -106,15 +146,14 @@ pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Option<Priv
     if !about.is_file() || about.len() < HEADER_BYTES as u64 {
         return Ok(None);
     }
-    let mapping = Mapping::new(file.as_raw_fd(), HEADER_BYTES)?;
-    let header = mapping.header();
-    if header.magic != MAGIC || header.token != token {
+    let head = Head::read(&file).map_err(|reason| Error::system("reading shared memory", reason))?;
+    if head.magic != MAGIC || head.token != token {
         return Ok(None);
     }
-    if header.version != LAYOUT_VERSION {
+    if head.version != LAYOUT_VERSION {
         return Err(Error::usage(format!(
             "another version of hostccl made the unique id (layout {}, this one has {LAYOUT_VERSION}): all ranks need the same library",
-            header.version
+            head.version
         )));
     }
     Ok(Some(file.map(OwnedFd::from)))
