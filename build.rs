@@ -7,7 +7,9 @@ use std::{env, fs, os};
 const LIBRARY: &str = "libdevicemesh.so";
 
 fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
+    // The library of the Python wheel (bindings/python/native) has this script, too, and no file
+    // build.rs. Cargo runs a script again anyway when it has compiled the script again.
+    println!("cargo::rerun-if-changed=Cargo.toml");
     let part = |name| env::var(format!("CARGO_PKG_VERSION_{name}")).expect("cargo sets the version's parts");
     // Below 1.0 a minor version may break the ABI, so it is part of the name.
     let soname = match part("MAJOR").as_str() {
@@ -25,6 +27,10 @@ fn main() {
     // recording outlive the call. NCCL closes its profiler plugin when its last communicator ends.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 
+    // The wheel needs no link, and its build must not touch a link that programs use.
+    if env::var("CARGO_PKG_NAME").is_ok_and(|name| name != "devicemesh") {
+        return;
+    }
     // OUT_DIR is <profile>/build/<package>/out.
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     if let Some(profile) = Path::new(&out).ancestors().nth(3) {

@@ -261,9 +261,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm);
  * ncclInternalError, and blocked calls of the peers return ncclRemoteError. Any thread may call
  * it. Local. */
 ncclResult_t ncclCommAbort(ncclComm_t comm);
-/* Writes the state of comm: ncclSuccess, ncclInProgress, or the error that ended it. From 50 ms after
- * comm was made on, it also looks whether the processes of its ranks live. Any thread may call it.
- * Local. */
+/* Writes the state of comm: ncclSuccess, ncclInProgress, or the error that ended it. Any thread
+ * may call it. Local. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 /* Writes the number of ranks. Local. */
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
@@ -443,8 +442,9 @@ ncclResult_t hostcclReduceScatterv(const void *sendbuff, const size_t *sendcount
                                    void *recvbuff, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                    cudaStream_t stream);
 
-/* Writes what ncclCommGetAsyncError writes, but first waits while that would be ncclInProgress,
- * for timeout_ms milliseconds at most. Local. */
+/* Writes what ncclCommGetAsyncError writes, but does not check whether the processes of the other
+ * ranks live. Before that it waits while the state is ncclInProgress, for timeout_ms milliseconds
+ * at most. Local. */
 ncclResult_t hostcclCommWait(ncclComm_t comm, int64_t timeout_ms, ncclResult_t *async_error);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
-"""Makes the binaries of a release, which `make dist` packs: the library, libhostccl and the tool
-for a machine, linked against an old C library, the library and the tool of the wheel, which share
-their machine code, and the tool as one static file.
+"""Makes the binaries of a release, which `make dist` packs. For each machine, these are the
+library, libhostccl and the tool, and once more the library and the tool for the wheel, where they
+share their machine code. They are linked against an old C library. One more binary is the tool as
+one static file.
 
 Cargo's profile `dist` (Cargo.toml) makes them smaller than `cargo build --release` does. Their
 bytes depend on the sources and the tools alone, because no file has a path of this machine. Cargo
@@ -101,16 +102,16 @@ def build(machine, into):
 
 
 def build_packages(machine, packages, files, into):
-    """Builds cargo packages for a machine. `files` has the names of the files that cargo makes by
-    their names in the new folder `into`."""
+    """Builds cargo packages for a machine. `files` maps each name in the new folder `into` to the
+    name that cargo gives the file."""
     chosen = [word for package in packages for word in ("--package", package)]
     made = cargo(f"{machine}-unknown-linux-gnu", "build", *chosen, linker=linker(machine))
     return copied(machine, {name: made / file for name, file in files.items()}, into)
 
 
 def copied(machine, files, into):
-    """Copies files that cargo has made into a new folder, without what nothing reads. `files` has
-    their places by their new names."""
+    """Copies files that cargo has made into a new folder, without what nothing reads. `files` maps
+    their new names to their places."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     for name, place in files.items():

@@ -56,8 +56,8 @@ import build_wheel  # noqa: E402
 WORK = ROOT / "target/dist/work"
 THIRD_PARTY = WORK / licences.NAME
 PARTS = ["sources", "trees", "musl", "wheels", "jax", "debs", "site", "sbom"]
-# The parts that have the library and the tool of each machine as `make install` installs them, and
-# all parts that are compiled for each machine.
+# INSTALLED are the parts that contain what `make install` installs. BUILT are all parts that are
+# compiled for each machine.
 INSTALLED = {"trees", "debs"}
 BUILT = {*INSTALLED, "wheels"}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # The packages whose output a release ships.
-SHIPPED = ["devicemesh", "devicemesh-tool", "hostccl-capi"]
+SHIPPED = ["devicemesh", "devicemesh-tool", "devicemesh-wheel", "hostccl-capi"]
 TRIPLES = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-musl"]
 
 

@@ -283,8 +283,8 @@ def run_tests():
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     os.environ[STARTED] = "1"
-    # Python keeps the compiled tests and package in folders __pycache__. Otherwise each of some
-    # hundred processes compiles them.
+    # With this variable Python would write no folders __pycache__, and each of some hundred
+    # processes would compile the tests and the package again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     SCRATCH.mkdir(parents=True, exist_ok=True)
     shm_before = set(os.listdir("/dev/shm"))

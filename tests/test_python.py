@@ -278,6 +278,13 @@ def test_what_the_wheel_holds(python, tmp_path):
     tool.chmod(0o755)
     assert run(tool, "run", "-n", 2, "--", tool, "check", "--sizes", "4B", timeout=60).count("verdict: good") == 1
     assert processes.run(tool, "no-command", code=2, merged=True).stdout.startswith("error: unrecognized subcommand 'no-command'")
+    # An answer without a line break at its end comes whole, and a closed output is an error, as
+    # where the tool is a program of its own.
+    answers = [subprocess.run([each, "answer", "127.0.0.1:1"], input=b'{"format":1,"stacks":[]}', capture_output=True, check=True).stdout
+               for each in (tool, TOOL)]
+    assert len(answers[0]) == len(answers[1]) > 0, answers
+    closed = processes.run("sh", "-c", 'exec "$0" show 2,4 a,b >&-', tool, code=1, merged=True).stdout
+    assert closed.startswith("devicemesh show: cannot write to standard output: Bad file descriptor"), closed
     (native / "libdevicemesh.so").unlink()
     assert f"{native}/libdevicemesh.so: cannot open shared object file" in processes.run(tool, "ps", code=1, merged=True).stdout
 

@@ -36,7 +36,7 @@ def test_it_has_what_is_linked_and_nothing_else(bill):
 
 def test_each_crate_has_its_licence_and_its_checksum(bill):
     lock = (ROOT / "Cargo.lock").read_text()
-    ours = {"devicemesh", "hostccl", "hostccl-reduce", "devicemesh-recording", "devicemesh-tool", "hostccl-capi"}
+    ours = {"devicemesh", "hostccl", "hostccl-reduce", "devicemesh-recording", "devicemesh-tool", "devicemesh-wheel", "hostccl-capi"}
     for component in bill["components"]:
         assert component["licenses"][0]["expression"], component
         assert component["purl"] == f"pkg:cargo/{component['name']}@{component['version']}"

@@ -23,9 +23,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 NATIVE = ("libdevicemesh.so", "devicemesh")
-# The cargo packages of a checkout's library and tool, and the package of the wheel's, where the
-# tool is a function of the library (native/src/lib.rs). The files that cargo makes are in NATIVE's
-# order.
+# Each of these two has cargo packages and, in NATIVE's order, the files that cargo makes of them.
+# SEPARATE is the library and the tool of a checkout. SHARED is those of the wheel, where the tool is
+# a function of the library (native/src/lib.rs).
 SEPARATE = ("devicemesh", "devicemesh-tool"), NATIVE
 SHARED = ("devicemesh-wheel",), ("libdevicemesh_wheel.so", "devicemesh-wheel")
 # The licences of the crates. The file is in the sources of a release, and not in the repository.

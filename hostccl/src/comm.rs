@@ -31,7 +31,7 @@ use crate::timeout;
 use crate::types::*;
 use crate::wire::Peer;
 
-/// For how long a communicator is new, see [`Comm::is_new`].
+/// How long a communicator counts as new ([`Comm::is_new`]).
 const NEW: Duration = Duration::from_millis(50);
 
 /// One rank's end of a communicator. The handle and the calls under way share it, so the memory
@@ -138,10 +138,9 @@ impl Comm {
         }
     }
 
-    /// Whether this rank has joined the communicator so lately that it does not look yet whether its
-    /// peers' processes live. Who asks so soon asks whether the communicator is made. The first look
-    /// opens a descriptor of each process, which would be a quarter of the processor time of a start
-    /// with 32 ranks.
+    /// Whether this rank joined the communicator less than 50 ms ago. A split of a new communicator
+    /// does not check whether the peers' processes live, because most splits end soon and the first
+    /// check opens a descriptor of each process.
     pub(crate) fn is_new(&self) -> bool {
         self.joined.elapsed() < NEW
     }

@@ -140,8 +140,9 @@ macro_rules! for_each_function {
             fn hostcclCommSetInterrupt(
                 comm: ncclComm_t, question: hostcclQuestion_t, release: hostcclRelease_t, data: *mut c_void
             ) -> ncclResult_t;
-            /// Extension: answers as `ncclCommGetAsyncError` does, but first waits while the answer
-            /// would be `ncclInProgress`, for `timeout_ms` milliseconds at most. Local.
+            /// Extension: answers as `ncclCommGetAsyncError` does, but does not check whether the
+            /// processes of the other ranks live. Before that it waits while the answer would be
+            /// `ncclInProgress`, for `timeout_ms` milliseconds at most. Local.
             fn hostcclCommWait(comm: ncclComm_t, timeout_ms: i64, async_error: *mut ncclResult_t) -> ncclResult_t;
             /// Extension: names the calling thread's next operation or split. `tag` is the same on
             /// all ranks that take part, and 0 stands for no name. The two largest tags are refused

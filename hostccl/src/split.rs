@@ -267,14 +267,13 @@ impl Operation for Split {
             None => Ok(Poll::Done),
             Some(join) => match join.poll() {
                 Ok(Poll::Done) => Ok(Poll::Done),
-                // A split that waits is polled again soon.
-                Ok(blocked) if self.parent.is_new() => Ok(blocked),
                 // A member that died before it joined, or that could not map the segment, is known
-                // to the parent only.
-                Ok(blocked) => match self.check_parent() {
-                    Ok(()) => Ok(blocked),
-                    Err(error) => self.end_unless_joined(error),
-                },
+                // to the parent only. A split that waits is polled again within 20 ms, so a death
+                // is found when the parent is not new any more.
+                Ok(blocked) => {
+                    let checked = if self.parent.is_new() { self.parent.check() } else { self.check_parent() };
+                    checked.map(|()| blocked).or_else(|error| self.end_unless_joined(error))
+                }
                 Err(error) if join.comm().is_none() => {
                     let error = self.for_parent(error);
                     // The error names the rank that could not join, which may be another rank than

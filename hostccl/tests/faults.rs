@@ -70,13 +70,8 @@ fn are_apart() -> bool {
     env::var("DM_HOSTCCL_SHM").is_ok_and(|value| value == "0")
 }
 
-/// Asks for the state of a sound communicator. Returns how many descriptors of processes this
-/// process has then.
-fn descriptors_of_processes(comm: ncclComm_t) -> usize {
-    let mut state = ncclInProgress;
-    // SAFETY: there is a place for the answer.
-    assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
-    assert_eq!(state, ncclSuccess);
+/// How many descriptors of processes this process has.
+fn pidfds() -> usize {
     let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
     links.filter(|link| link.to_string_lossy().contains("pidfd")).count()
 }
@@ -149,11 +144,17 @@ fn child() {
             assert!(new.is_null());
             say_result(comm, result);
         }
-        // Every rank asks for the state of its communicator when it has joined, and a moment later.
+        // Every rank asks whether its communicator is made, and then for its state.
         "ask" => {
-            let (first, age) = (descriptors_of_processes(comm), began.elapsed().as_millis());
-            std::thread::sleep(Duration::from_millis(60));
-            say(&format!("{first} {age} {}", descriptors_of_processes(comm)));
+            let mut state = ncclInProgress;
+            // SAFETY: there is a place for the answer.
+            assert_eq!(unsafe { hostcclCommWait(comm, 0, &raw mut state) }, ncclSuccess);
+            assert_eq!(state, ncclSuccess);
+            let (first, age) = (pidfds(), began.elapsed().as_millis());
+            // SAFETY: as above.
+            assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
+            assert_eq!(state, ncclSuccess);
+            say(&format!("{first} {age} {}", pidfds()));
         }
         // Every rank only asks for the state of its communicator.
         "watch" => say_result(comm, watch(comm)),
@@ -187,7 +188,8 @@ fn kill_and_hear(play: &str, size: usize, victim: usize) {
         if play == "reduce" {
             let again = process.hear();
             assert!(again.starts_with(&format!("{ncclRemoteError} ncclAllReduce: ")), "{again}");
-            // The news of another host's end may come between two calls, so to no call.
+            // The news that a rank of another host has ended may arrive between two calls. Then the
+            // failure belongs to no call.
             let in_no_call = are_apart() && said.contains("failed earlier: ");
             let earlier = if in_no_call { "failed earlier: " } else { "failed earlier, in ncclAllReduce(" };
             assert!(again.contains(earlier), "{again}");
@@ -243,9 +245,10 @@ fn a_watchdog_that_only_asks_hears_of_the_death() {
     kill_and_hear("watch", 3, 1);
 }
 
-/// The start of a large job would take a quarter longer if each rank looked at all others at once.
+/// The start of a job on one host would take a third longer if each rank looked at all others at
+/// once.
 #[test]
-fn a_rank_that_asks_whether_a_communicator_is_made_does_not_look_at_its_peers_yet() {
+fn a_rank_that_asks_whether_a_communicator_is_made_does_not_look_at_its_peers() {
     let mut ranks = start_all("ask", 4);
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "ready"));
     for rank in &mut ranks {
@@ -254,8 +257,8 @@ fn a_rank_that_asks_whether_a_communicator_is_made_does_not_look_at_its_peers_ye
         else {
             panic!("{said}")
         };
-        // A rank of a busy machine may ask late.
-        assert!(first == 0 || age >= 50, "{first} descriptors of processes {age} ms after the start");
+        // A rank that has waited for the others for 20 ms has looked at them.
+        assert!(first == 0 || age >= 20, "{first} descriptors of processes {age} ms after the start");
         assert_eq!(later, if are_apart() { 0 } else { 3 }, "{said}");
     }
 }

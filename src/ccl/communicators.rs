@@ -148,6 +148,20 @@ impl Library {
         self.check("the communicator", comm, state).map(|()| true)
     }
 
+    /// Does what [`poll`](Library::poll) does, for a communicator that is being made or that is the
+    /// parent of one. The host engine does not check the peers' processes then: while
+    /// communicators are made, it finds a peer's end itself.
+    pub(crate) fn poll_making(&self, comm: RawComm) -> Result<bool> {
+        let Some(wait) = self.functions.host_wait else { return self.poll(comm) };
+        let mut state = result::SUCCESS;
+        // SAFETY: the communicator is live and the out-parameter valid.
+        self.check("hostcclCommWait", comm, unsafe { wait(comm, 0, &mut state) })?;
+        if state == result::IN_PROGRESS {
+            return Ok(false);
+        }
+        self.check("the communicator", comm, state).map(|()| true)
+    }
+
     /// Starts `ncclCommFinalize`, where the library has it. That flushes outstanding work.
     pub(crate) fn finalize(&self, comm: RawComm) -> Result<()> {
         match self.functions.finalize {

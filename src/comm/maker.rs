@@ -104,7 +104,7 @@ impl Maker<'_> {
     /// the library has not answered in time.
     fn ask(&self, comm: RawComm) -> Result<Result<bool>> {
         if !self.library.has_streams() {
-            return Ok(self.library.poll(comm));
+            return Ok(self.library.poll_making(comm));
         }
         let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
         let wait = question_wait(self.peers.wait());

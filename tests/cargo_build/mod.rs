@@ -5,8 +5,17 @@ use std::process::Command;
 
 /// The packages and features with which tests/support/cargo.py builds the tests. With these, cargo
 /// finds the libraries that it compiled for them.
-const WORKSPACE: [&str; 7] =
-    ["--workspace", "--exclude", "devicemesh-benches", "--exclude", "devicemesh-header", "--features", "cudarc"];
+const WORKSPACE: [&str; 9] = [
+    "--workspace",
+    "--exclude",
+    "devicemesh-benches",
+    "--exclude",
+    "devicemesh-header",
+    "--exclude",
+    "devicemesh-wheel",
+    "--features",
+    "cudarc",
+];
 
 /// Has cargo build something in this test's profile, and gives the place of `file`.
 pub fn cargo_build(what: &[&str], file: &str) -> PathBuf {

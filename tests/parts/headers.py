@@ -70,8 +70,8 @@ def add_headers(runner):
 
 
 def add_compilers(runner):
-    """tests/c as C++17, and tests/cpp, which uses all of devicemesh.hpp, with each compiler and
-    standard (`make test-all`)."""
+    """Adds tests/c as C++17. Adds tests/cpp, which uses all of devicemesh.hpp, with each compiler
+    and standard (`make test-all`)."""
     def as_cxx():
         for path in sorted((ROOT / "tests/c").glob("*.c")):
             run([CXX, "-std=c++17", "-x", "c++", "-fsyntax-only", *STRICT, *comments(path)[2], "-Iinclude", "-Itests/c", path])

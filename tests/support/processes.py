@@ -135,7 +135,7 @@ def launch(ranks, *command, options=(), **how):
 
 
 def all_pids():
-    """The processes of this machine, without this one."""
+    """The processes of this machine, except this process."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
 
@@ -144,7 +144,7 @@ def marked(mark, variable=MARK):
     found = {}
     wanted = f"{variable}={mark}".encode()
     for pid in all_pids():
-        # The tests call this often, so it reads without Path, which takes half of the time.
+        # The tests call this often, and Path would double the time.
         try:
             with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
                 if wanted not in file.readall().split(b"\0"):

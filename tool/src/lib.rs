@@ -1,8 +1,8 @@
 //! The tool `devicemesh`. Its exit codes stand at the end of each subcommand's `--help`, and in
 //! docs/tool.md.
 //!
-//! It is a library for two programs: the one of this package, and the one of the Python wheel
-//! (bindings/python/native). It is no API for others.
+//! Two programs use this library: `devicemesh` in this package, and the program in the Python wheel
+//! (bindings/python/native). Other crates must not use it.
 
 #![deny(unsafe_code)]
 
@@ -113,6 +113,8 @@ enum Command {
     )]
     Man(pages::Manual),
 }
+
+pub use self::stdio::note_closed_stdout;
 
 /// Does what the command line of this process asks for, and returns the exit code.
 pub fn main() -> u8 {

@@ -29,6 +29,12 @@ extern "C" fn look_at_stdout() {
     STDOUT_WAS_CLOSED.store(is_closed, Ordering::Relaxed);
 }
 
+/// Says whether standard output was closed when the process was started. A program calls this that
+/// loads the tool as a library, because [`look_at_stdout`] is too late there.
+pub fn note_closed_stdout(is_closed: bool) {
+    STDOUT_WAS_CLOSED.store(is_closed, Ordering::Relaxed);
+}
+
 /// Fails where standard output was closed when the tool was started.
 pub fn stdout_is_open() -> io::Result<()> {
     match STDOUT_WAS_CLOSED.load(Ordering::Relaxed) {

@@ -317,8 +317,11 @@ pub(crate) unsafe fn ncclCommAbort(comm: ncclComm_t) -> Result<ncclResult_t> {
 }
 
 pub(crate) unsafe fn ncclCommGetAsyncError(comm: ncclComm_t, async_error: *mut ncclResult_t) -> Result<ncclResult_t> {
-    // SAFETY: the caller's contract.
-    unsafe { hostcclCommWait(comm, 0, async_error) }
+    check_out("async_error", async_error)?;
+    let status = handle::find(comm)?.status();
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { async_error.write(code_of(status)) };
+    Ok(ncclSuccess)
 }
 
 pub(crate) unsafe fn hostcclCommWait(
@@ -331,14 +334,18 @@ pub(crate) unsafe fn hostcclCommWait(
     if timeout_ms != 0 {
         handle.wait_finished(Duration::from_millis(millis(timeout_ms)?));
     }
-    let status = handle.status().unwrap_or_else(|error| {
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { async_error.write(code_of(handle.progress())) };
+    Ok(ncclSuccess)
+}
+
+/// Returns the code of a communicator's state, and makes its error the last one of this thread.
+fn code_of(state: Result<ncclResult_t>) -> ncclResult_t {
+    state.unwrap_or_else(|error| {
         let (code, message) = (error.code(), error.message().to_owned());
         error::remember(error, &message);
         code
-    });
-    // SAFETY: not NULL, and valid by the caller's contract.
-    unsafe { async_error.write(status) };
-    Ok(ncclSuccess)
+    })
 }
 
 /// Writes one property of a communicator.

@@ -74,7 +74,7 @@ impl Drop for Mapping {
 }
 
 /// The fields of a segment's header that do not change after the segment is made. They are read and
-/// written here without a mapping, because a mapping costs the start of a communicator more time.
+/// written without a mapping, because one read or write takes less time than a mapping.
 struct Head {
     magic: u64,
     version: u32,
@@ -132,8 +132,7 @@ pub(crate) fn create_split(token: [u8; 16], among: u32) -> Result<OwnedFd> {
         let why = machine::explained_memory(HEADER_BYTES, &reason);
         Error::new(ncclSystemError, format!("writing to shared memory: {why}"))
     })?;
-    let fd = OwnedFd::from(fd);
-    Ok(fd)
+    Ok(fd.into())
 }
 
 /// Opens the segment that process `owner` holds at descriptor `fd`. Returns `None` if there is no

@@ -46,6 +46,12 @@ impl Communicator {
         self.poll_quietly(wait, worker)?.map_err(|error| self.explain_as(error, true))
     }
 
+    /// Does what [`poll_by`](Communicator::poll_by) does while a child of the communicator is made.
+    pub(in crate::comm) fn poll_making(&self, wait: &Wait, worker: &Worker) -> Result<bool> {
+        let asked = self.ask(Some(worker), wait, "ncclCommGetAsyncError", |library, raw| library.poll_making(raw))?;
+        asked.map_err(|error| self.explain_as(error, true))
+    }
+
     /// Does what [`poll_by`](Communicator::poll_by) does. The inner error is the library's, and is
     /// not explained and not logged yet. An answer that is late is the outer error. That error
     /// says nothing about the communicator, because the whole process may have been stopped

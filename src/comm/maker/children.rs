@@ -166,7 +166,7 @@ impl Maker<'_> {
             let _ = parent.set_timeout(millis(self.timeout));
             return Err(error);
         }
-        let poll = || parent.poll_by(&question_wait(self.peers.wait()), Some(&self.worker));
+        let poll = || parent.poll_making(&question_wait(self.peers.wait()), &self.worker);
         let outcome = self.poll(what, |pause| self.library.rest(raw, pause), poll);
         Ok((child, outcome))
     }

@@ -11,7 +11,7 @@
 //! Nothing that comes back is trusted: every length has a limit, recordings are checked as those
 //! in files are, and characters that act on a terminal are removed from texts.
 
-use std::io::{Read, Write, stdin, stdout};
+use std::io::{Read, stdin};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ use super::stack::{Thread, threads_of};
 use crate::failure::{Failure, advice_on_limits};
 use crate::proc::descends;
 use crate::run::from_a_peer;
+use crate::stdio::print;
 
 /// The version of requests and answers.
 const FORMAT: u32 = 1;
@@ -137,7 +138,7 @@ pub fn answer_for_parent(address: &str) -> Result<u8, Failure> {
     let is_of_job = |pid: u32, place: Option<&Place>| {
         place.is_some_and(|place| place.address.is_some() && place.address == address) || descends(pid, tool)
     };
-    stdout().write_all(&answer(&request, &is_of_job)).map_err(cannot)?;
+    print(answer(&request, &is_of_job))?;
     Ok(0)
 }
 
