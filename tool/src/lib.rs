@@ -114,9 +114,11 @@ enum Command {
     Man(pages::Manual),
 }
 
+#[doc(hidden)]
 pub use self::stdio::note_closed_stdout;
 
 /// Does what the command line of this process asks for, and returns the exit code.
+#[doc(hidden)]
 pub fn main() -> u8 {
     run::survive_too_large_files();
     let line = run::command_line();
