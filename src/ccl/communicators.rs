@@ -139,13 +139,8 @@ impl Library {
     /// Asks `ncclCommGetAsyncError`. Returns true when nothing is in progress on the communicator,
     /// and false while something is.
     pub(crate) fn poll(&self, comm: RawComm) -> Result<bool> {
-        let mut state = result::SUCCESS;
         // SAFETY: the communicator is live and the out-parameter valid.
-        self.check("ncclCommGetAsyncError", comm, unsafe { (self.functions.get_async_error)(comm, &mut state) })?;
-        if state == result::IN_PROGRESS {
-            return Ok(false);
-        }
-        self.check("the communicator", comm, state).map(|()| true)
+        self.is_idle("ncclCommGetAsyncError", comm, |state| unsafe { (self.functions.get_async_error)(comm, state) })
     }
 
     /// Does what [`poll`](Library::poll) does, for a communicator that is being made or that is the
@@ -153,9 +148,14 @@ impl Library {
     /// communicators are made, it finds a peer's end itself.
     pub(crate) fn poll_making(&self, comm: RawComm) -> Result<bool> {
         let Some(wait) = self.functions.host_wait else { return self.poll(comm) };
-        let mut state = result::SUCCESS;
         // SAFETY: the communicator is live and the out-parameter valid.
-        self.check("hostcclCommWait", comm, unsafe { wait(comm, 0, &mut state) })?;
+        self.is_idle("hostcclCommWait", comm, |state| unsafe { wait(comm, 0, state) })
+    }
+
+    /// Asks for the state of a communicator by `call`. Returns whether nothing is in progress.
+    fn is_idle(&self, call: &str, comm: RawComm, ask: impl FnOnce(&mut NcclResult) -> NcclResult) -> Result<bool> {
+        let mut state = result::SUCCESS;
+        self.check(call, comm, ask(&mut state))?;
         if state == result::IN_PROGRESS {
             return Ok(false);
         }
