@@ -21,6 +21,10 @@ pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
 /// How many encrypted bytes are read in one system call.
 const READ: usize = 32 << 10;
 
+/// How many bytes are read in one system call where less is wanted, without encryption. An answer
+/// consists of short parts, which come together.
+const READ_OPEN: usize = 1 << 10;
+
 /// A stream in non-blocking mode.
 pub(super) struct Connection {
     /// The socket, which does not block.
@@ -32,18 +36,12 @@ pub(super) struct Connection {
     /// How many bytes the answers to these requests have. These answers come before the answer to
     /// the next request, and are skipped.
     unread: usize,
-    /// The encryption, where the store has a secret.
-    sealed: Option<Box<Sealed>>,
-}
-
-/// The encryption of a connection.
-struct Sealed {
-    /// The records in both directions.
-    records: Records,
-    /// The texts of the records that have come.
+    /// Bytes that have come, decrypted where the store has a secret.
     text: Vec<u8>,
-    /// How many bytes of `text` were taken.
+    /// How many bytes of `text` were taken. They are fewer than all, or `text` is empty.
     taken: usize,
+    /// The encryption in both directions, where the store has a secret.
+    records: Option<Box<Records>>,
 }
 
 impl Drop for Connection {
@@ -68,17 +66,17 @@ pub(super) enum ExchangeError {
 
 impl Connection {
     pub(super) fn new(stream: Private<TcpStream>) -> Connection {
-        Connection { stream, nonce: 0, ahead: Vec::new(), unread: 0, sealed: None }
+        Connection { stream, nonce: 0, ahead: Vec::new(), unread: 0, text: Vec::new(), taken: 0, records: None }
     }
 
     /// Returns the socket, and the encryption where the store has a secret.
     pub(super) fn parts(&mut self) -> (&TcpStream, Option<&mut Records>) {
-        (&self.stream, self.sealed.as_mut().map(|sealed| &mut sealed.records))
+        (&self.stream, self.records.as_deref_mut())
     }
 
     /// Encrypts everything from now on, in both directions.
     pub(super) fn encrypt(&mut self, records: Records) {
-        self.sealed = Some(Box::new(Sealed { records, text: Vec::new(), taken: 0 }));
+        self.records = Some(Box::new(records));
     }
 
     /// Sends these requests together with the next one, in one packet, and skips their answers,
@@ -110,14 +108,14 @@ impl Connection {
 
     /// Sends these bytes, encrypted where the store has a secret.
     fn send_text(&mut self, bytes: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
-        let Some(mut sealed) = self.sealed.take() else { return self.send_all(bytes, wait) };
+        let Some(mut records) = self.records.take() else { return self.send_all(bytes, wait) };
         let mut record = Vec::with_capacity(bytes.len().min(TEXT) + 64);
         let sent = bytes.chunks(TEXT).try_for_each(|text| {
             record.clear();
-            sealed.records.seal(text, &mut record).map_err(broken)?;
+            records.seal(text, &mut record).map_err(broken)?;
             self.send_all(&record, wait)
         });
-        self.sealed = Some(sealed);
+        self.records = Some(records);
         sent
     }
 
@@ -134,30 +132,27 @@ impl Connection {
     /// bytes of the buffer it fills, which is at least one. After an error nothing is lost: the
     /// bytes that came are still to be received.
     fn receive_some_text(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<usize, ExchangeError> {
-        let Some(mut sealed) = self.sealed.take() else { return self.receive_some(buffer, wait) };
-        let received = self.receive_sealed(&mut sealed, buffer, wait);
-        self.sealed = Some(sealed);
-        received
-    }
-
-    fn receive_sealed(
-        &mut self,
-        sealed: &mut Sealed,
-        buffer: &mut [u8],
-        wait: &Wait,
-    ) -> std::result::Result<usize, ExchangeError> {
-        while sealed.text.is_empty() {
-            let mut bytes = [0; READ];
-            let count = self.receive_some(&mut bytes, wait)?;
-            sealed.records.open(&bytes[..count], &mut sealed.text).map_err(broken)?;
+        while self.text.is_empty() {
+            if self.records.is_some() {
+                let mut bytes = [0; READ];
+                let count = self.receive_some(&mut bytes, wait)?;
+                let Some(records) = &mut self.records else { continue };
+                records.open(&bytes[..count], &mut self.text).map_err(broken)?;
+            } else if buffer.len() < READ_OPEN {
+                let mut bytes = [0; READ_OPEN];
+                let count = self.receive_some(&mut bytes, wait)?;
+                self.text.extend_from_slice(&bytes[..count]);
+            } else {
+                return self.receive_some(buffer, wait);
+            }
         }
-        let there = &sealed.text[sealed.taken..];
+        let there = &self.text[self.taken..];
         let count = there.len().min(buffer.len());
         buffer[..count].copy_from_slice(&there[..count]);
-        sealed.taken += count;
-        if sealed.taken == sealed.text.len() {
-            sealed.text.clear();
-            sealed.taken = 0;
+        self.taken += count;
+        if self.taken == self.text.len() {
+            self.text.clear();
+            self.taken = 0;
         }
         Ok(count)
     }
