@@ -28,7 +28,7 @@ impl Processors {
 pub(crate) struct Crowd {
     /// The number of ranks.
     pub(crate) ranks: usize,
-    /// The number of processors; 0 where it is not known yet.
+    /// The number of processors, without regard to a quota; 0 where it is not known yet.
     pub(crate) processors: usize,
 }
 
@@ -38,7 +38,10 @@ impl Crowd {
     /// A launcher that binds each rank to a processor of its own leaves this process one processor,
     /// but the ranks together have one each. So the processors of all ranks count.
     pub(crate) fn is_crowded(self) -> bool {
-        self.ranks > self.processors.max(own_number())
+        let masked = masked_number();
+        // A quota lowers the number of processors. It is looked up only where it matters.
+        masked > 0 && self.ranks > self.processors.max(masked)
+            || self.ranks > within_quota(self.processors).max(own_number())
     }
 
     /// Returns the crowd with the processors of all these ranks together. Where the set of any rank
@@ -53,28 +56,40 @@ impl Crowd {
             all.iter_mut().zip(words).for_each(|(all, word)| *all |= word);
         }
         let together = all.iter().map(|word| word.count_ones() as usize).sum();
-        Crowd { processors: self.processors.max(within_quota(together)), ..self }
+        Crowd { processors: self.processors.max(together), ..self }
     }
 }
 
 /// Returns the number of processors that this process may use. A quota of the process's control
 /// group lowers this number.
 fn own_number() -> usize {
-    static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+    own_numbers().0
 }
 
 /// Returns the number of processors that ranks get out of `together`. Where a quota leaves this
 /// process fewer processors than its mask has, the other ranks most likely share the quota.
 fn within_quota(together: usize) -> usize {
-    static QUOTA: OnceLock<Option<usize>> = OnceLock::new();
-    // Both numbers are of this thread at one moment, because threads may be bound apart.
-    let quota = QUOTA.get_or_init(|| {
-        let masked: u32 = own_mask().iter().map(|word| word.count_ones()).sum();
-        let available = std::thread::available_parallelism().map_or(1, usize::from);
-        (available < masked as usize).then_some(available)
-    });
-    quota.map_or(together, |quota| together.min(quota))
+    let (available, masked) = own_numbers();
+    if available < masked { together.min(available) } else { together }
+}
+
+/// Returns how many processors this process may use, and how many its mask has. Both numbers are of
+/// one thread at one moment, because threads may be bound apart. They are found once, because the
+/// quota is in files.
+fn own_numbers() -> (usize, usize) {
+    static NUMBERS: OnceLock<(usize, usize)> = OnceLock::new();
+    *NUMBERS.get_or_init(|| (std::thread::available_parallelism().map_or(1, usize::from), count_own_mask()))
+}
+
+/// Returns how many processors the mask of this process has, as the first thread saw it that asked;
+/// 0 where the kernel does not tell.
+fn masked_number() -> usize {
+    static NUMBER: OnceLock<usize> = OnceLock::new();
+    *NUMBER.get_or_init(count_own_mask)
+}
+
+fn count_own_mask() -> usize {
+    own_mask().iter().map(|word| word.count_ones() as usize).sum()
 }
 
 /// Returns the processors on which the calling thread may run, or an empty set where the kernel

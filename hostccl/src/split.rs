@@ -22,13 +22,15 @@ use crate::join::{Join, Source};
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::ProcessId;
-use crate::segment::{self, SLOTS};
+use crate::segment::{self, LINE, SLOTS};
 use crate::setup::ChildOperation;
 use crate::token::random_token;
 use crate::turn::Pass;
 use crate::types::*;
 
-/// The arguments that each rank of the parent posts for the others.
+/// The arguments that each rank of the parent posts for the others, in the cache line of its
+/// descriptor. The lines of all ranks are in one page or few, and each rank's slot begins another
+/// page, which would have to be mapped first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 struct ColorAndKey {
@@ -37,6 +39,8 @@ struct ColorAndKey {
     /// The caller's key, which orders the ranks of the new communicator.
     key: i32,
 }
+
+const _: () = assert!(size_of::<Descriptor>() + size_of::<ColorAndKey>() <= LINE);
 
 /// The most bytes of the reason why there is no segment, which the first rank of a colour gives to
 /// the other ranks. The reason has to fit a slot, and the smallest slot has 48 KiB.
@@ -110,9 +114,22 @@ impl Split {
         })
     }
 
-    /// Returns the data of `rank`'s slot in the step that is `back` steps before this one.
-    fn slot<T>(&self, rank: usize, back: u64) -> *mut T {
-        self.parent.segment.data(rank, ((self.parent.step() - back) % SLOTS as u64) as usize).cast()
+    /// Returns the place of `rank`'s descriptor and slot in the step that is `back` steps before this
+    /// one.
+    fn index(&self, back: u64) -> usize {
+        ((self.parent.step() - back) % SLOTS as u64) as usize
+    }
+
+    /// Returns where `rank` posts its colour and key in that step.
+    fn posted(&self, rank: usize, back: u64) -> *mut ColorAndKey {
+        let line = self.parent.segment.descriptor(rank, self.index(back));
+        // SAFETY: the line has this room behind the descriptor, as asserted above.
+        unsafe { line.add(size_of::<Descriptor>()).cast() }
+    }
+
+    /// Returns where `rank` tells of the segment that it has made in that step.
+    fn slot(&self, rank: usize, back: u64) -> *mut NewSegment {
+        self.parent.segment.data(rank, self.index(back)).cast()
     }
 
     fn descriptor(&self) -> Descriptor {
@@ -124,28 +141,28 @@ impl Split {
         match self.stage {
             0 => {
                 self.descriptor().post(&self.parent);
-                // SAFETY: the slot is large enough, and in this step only this rank touches it.
-                unsafe { self.slot::<ColorAndKey>(me, 0).write(self.color_and_key) };
+                // SAFETY: in this step only this rank touches the place.
+                unsafe { self.posted(me, 0).write(self.color_and_key) };
             }
             1 => {
                 if self.color_and_key.color == NCCL_SPLIT_NOCOLOR {
                     return Ok(());
                 }
-                // SAFETY: every rank wrote its slot in the step before, which all ranks have
+                // SAFETY: every rank wrote its place in the step before, which all ranks have
                 // ended.
-                let posted = |rank: usize| (unsafe { self.slot::<ColorAndKey>(rank, 1).read() }, rank);
+                let posted = |rank: usize| (unsafe { self.posted(rank, 1).read() }, rank);
                 self.members = members((0..self.parent.nranks).map(posted), self.color_and_key.color);
                 if self.members.first() == Some(&me) {
                     let made = self.make_segment();
-                    // SAFETY: as in stage 0.
-                    unsafe { self.slot::<NewSegment>(me, 0).write(made) };
+                    // SAFETY: the slot is large enough, and in this step only this rank touches it.
+                    unsafe { self.slot(me, 0).write(made) };
                 }
             }
             _ => {
                 let Some(&first) = self.members.first() else { return Ok(()) };
                 // SAFETY: the first member wrote its slot in the step before, which all ranks have
                 // ended.
-                let made = unsafe { self.slot::<NewSegment>(first, 1).read() };
+                let made = unsafe { self.slot(first, 1).read() };
                 if made.code != ncclSuccess {
                     let why = made.why.split(|byte| *byte == 0).next().unwrap_or_default();
                     let message = format!(

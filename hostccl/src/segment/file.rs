@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
@@ -133,6 +133,18 @@ pub(crate) fn create_split(token: [u8; 16], among: u32) -> Result<OwnedFd> {
         Error::new(ncclSystemError, format!("writing to shared memory: {why}"))
     })?;
     Ok(fd.into())
+}
+
+/// Reads the number `among` with which a segment was made. [`Layout::split`](super::Layout::split)
+/// has its meaning.
+pub(super) fn among(fd: &OwnedFd) -> Result<u32> {
+    let (mut among, at) = (0_u32, offset_of!(Header, among) as libc::off_t);
+    // SAFETY: the number is valid for its size.
+    let count = unsafe { libc::pread(fd.as_raw_fd(), (&raw mut among).cast(), size_of::<u32>(), at) };
+    if count != size_of::<u32>() as isize {
+        return Err(Error::system("reading shared memory", io::Error::last_os_error()));
+    }
+    Ok(among)
 }
 
 /// Opens the segment that process `owner` holds at descriptor `fd`. Returns `None` if there is no

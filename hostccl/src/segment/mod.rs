@@ -123,8 +123,15 @@ impl Segment {
     /// number ends the communicator, but does not resize the segment, because other ranks may have
     /// mapped it already. `labels` names the ranks in messages.
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
-        let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
-        let header = first.header();
+        // The segment's creator wrote `among` before any other rank could see the segment.
+        let layout = Layout::split(nranks, file::among(fd)?);
+        // The mapping may reach beyond the end of the file, which is resized below.
+        let mapped = Mapping::new(fd.as_raw_fd(), layout.total);
+        let (mapping, refused) = match mapped {
+            Ok(mapping) => (mapping, None),
+            Err(error) => (Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?, Some(error)),
+        };
+        let header = mapping.header();
         if header.is_closed() {
             return Err(Error::usage(
                 "the unique id has started a communicator already; make one id for each communicator",
@@ -144,21 +151,15 @@ impl Segment {
         if let Some(error) = header.failure.error() {
             return Err(error);
         }
-        // The segment's creator wrote `among` before any other rank could see the segment.
-        let layout = Layout::split(nranks, header.among);
         // Every rank sets the same size, so only the first resize and the first seal change
         // anything.
-        let mapped = resize(fd, layout.total)
-            .and_then(|()| seal(fd, libc::F_SEAL_GROW))
-            .and_then(|()| Mapping::new(fd.as_raw_fd(), layout.total));
-        match mapped {
-            Ok(mapping) => Ok(Segment { mapping, layout }),
-            Err(error) => {
-                let error = labels.refused(rank as usize, error);
-                header.fail(error.code(), &Blame::of([rank as usize]), error.message(), "");
-                Err(error)
-            }
+        let sized = refused.map_or(Ok(()), Err).and_then(|()| resize(fd, layout.total));
+        if let Err(error) = sized.and_then(|()| seal(fd, libc::F_SEAL_GROW)) {
+            let error = labels.refused(rank as usize, error);
+            header.fail(error.code(), &Blame::of([rank as usize]), error.message(), "");
+            return Err(error);
         }
+        Ok(Segment { mapping, layout })
     }
 
     pub(crate) fn layout(&self) -> &Layout {
