@@ -95,10 +95,17 @@ def test_descriptors(place, stage, victim, left):
 
 
 @as_root
-@pytest.mark.parametrize("stage, victim", [("join", 0), ("mesh", 0), ("mesh", 1)])
-def test_threads(place, stage, victim):
-    said = place.said(*with_one(victim, ([], f"{stage} threads 1", USERS[0]), ([], "none none 0", USERS[0])))
-    expect(said, "thread", "ulimit -u", "pids.max", on=[victim])
+def test_a_join_without_a_thread(place):
+    """Rank 0 serves the store, which takes a thread."""
+    said = place.said(([], "join threads 1", USERS[0]), ([], "none none 0", USERS[0]))
+    expect(said, "thread", "ulimit -u", "pids.max", on=[0])
+
+
+@as_root
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_mesh_takes_no_thread(place, victim):
+    said = place.said(*with_one(victim, ([], "mesh threads 1", USERS[0]), ([], "none none 0", USERS[0])))
+    assert said == ["DM_STATUS_OK"] * 2
 
 
 @pytest.mark.parametrize("victim", range(4))

@@ -6,17 +6,18 @@
 //! of sends and receives in a group can deadlock. A lane waits for its turn behind other threads'
 //! calls by itself, while it holds no other turn, so no circle of waiting threads can arise.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::blame::Blame;
 use crate::error::{Error, Result};
-use crate::handle;
+use crate::handle::{DrivenHere, Handle, WithoutThread};
 use crate::machine;
 use crate::message::{Message, Side};
 use crate::places::Place;
-use crate::progress::{self, Holder, Lane};
+use crate::progress::{self, Drive, Holder, Lane};
 use crate::raw_record::RawRecord;
 use crate::recorder;
 use crate::task::Task;
@@ -71,6 +72,23 @@ impl Drop for Group {
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::new(Group::default());
+    /// Whether calls that end in the background get no thread of their own.
+    static WITHOUT_THREADS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `begin`, which begins to make a communicator that does not block, by one call outside a
+/// group. The engine starts no thread for this call. It makes progress only while a thread waits
+/// for it by [`hostcclCommWait`](crate::hostcclCommWait) on the communicator, or on the parent of a
+/// split or shrink. The other ranks wait meanwhile, so that thread does nothing else for long.
+pub fn without_thread<T>(begin: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            WITHOUT_THREADS.set(self.0);
+        }
+    }
+    let _before = Before(WITHOUT_THREADS.replace(true));
+    begin()
 }
 
 /// Starts a group, or one inside the open group.
@@ -201,9 +219,9 @@ pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -
     Ok(ncclSuccess)
 }
 
-/// Performs calls: those that do not block in a thread in the background, the others here. A split
-/// that shares its lane with a collective is performed here, because two threads may not be in one
-/// lane.
+/// Performs calls: those that do not block in a thread in the background, or without a thread
+/// ([`without_thread`]), the others here. A split that shares its lane with a collective is
+/// performed here, because two threads may not be in one lane.
 fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     if tasks.iter().all(Task::blocks) {
         return drive(tasks).map(|()| ncclSuccess);
@@ -218,18 +236,19 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
                 child.begin();
             }
         }
+        if tasks.is_empty() && background.len() == 1 && WITHOUT_THREADS.get() {
+            background = background.into_iter().filter_map(keep_without_thread).collect();
+            if background.is_empty() {
+                return Ok(ncclInProgress);
+            }
+        }
         // The tasks are left here when there is no thread for them.
         let background = Arc::new(Mutex::new(background));
         let theirs = Arc::clone(&background);
         // The handles keep the outcomes of the tasks.
         let work = move || {
             let tasks = std::mem::take(&mut *theirs.lock().unwrap_or_else(PoisonError::into_inner));
-            let handles = tasks.iter().flat_map(|task| match task {
-                Task::Init(init) => vec![init.handle()],
-                Task::Child(child) => child.handles().into(),
-                Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => Vec::new(),
-            });
-            handle::drive_here(handles);
+            let _here = DrivenHere::new(tasks.iter().flat_map(handles));
             drop(drive(tasks));
         };
         thread::spawn("dm-make-comm", work).map_err(|reason| {
@@ -246,6 +265,39 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     }
     drive(tasks)?;
     Ok(if in_progress { ncclInProgress } else { ncclSuccess })
+}
+
+/// The handles that get the outcome of a task in the background. A thread waits for the task by the
+/// first one.
+fn handles(task: &Task) -> Vec<&Arc<Handle>> {
+    match task {
+        Task::Init(init) => vec![init.handle()],
+        Task::Child(child) => child.handles().into(),
+        Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => Vec::new(),
+    }
+}
+
+/// A task in the background that no thread drives.
+struct TaskWithoutThread {
+    task: Task,
+    drive: Drive,
+}
+
+impl WithoutThread for TaskWithoutThread {
+    fn drive_until(&mut self, end: Instant) -> bool {
+        let _here = DrivenHere::new(handles(&self.task).into_iter());
+        // The handles keep the outcome. An error of the wait itself is that of the communicator, and
+        // they get it when the task is dropped.
+        self.drive.until(end, self.task.operation_mut()).unwrap_or(true)
+    }
+}
+
+/// Gives a task to its handle, which keeps it until a thread waits for it. Returns the task if the
+/// handle has one already.
+fn keep_without_thread(task: Task) -> Option<Task> {
+    let Some(handle) = handles(&task).first().map(|handle| Arc::clone(handle)) else { return Some(task) };
+    let kept = handle.keep_without_thread(TaskWithoutThread { task, drive: Drive::default() });
+    kept.err().map(|refused| refused.task)
 }
 
 /// Sorts calls into lanes and drives the lanes to their ends.

@@ -4,9 +4,10 @@ mod table;
 
 use std::cell::RefCell;
 use std::ffi::c_int;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) use self::table::{find, insert, remove, with};
 use crate::comm::Comm;
@@ -49,10 +50,26 @@ pub(crate) struct Handle {
     error: Mutex<Option<Error>>,
     /// Wakes threads when a call in the background ends. It goes with the lock of `error`.
     finished: Condvar,
+    /// The call in progress that has no thread. The lock is held while a thread drives it.
+    without_thread: Mutex<Option<Box<dyn WithoutThread>>>,
     /// The operators that `ncclRedOpCreatePreMulSum` made for the communicator.
     pub(crate) operators: Operators,
     /// Forked children may not use the handle.
     _own: Own<()>,
+}
+
+/// A call in progress that no thread drives. It makes progress only while a thread waits for it by
+/// `hostcclCommWait`.
+pub(crate) trait WithoutThread: Send {
+    /// Drives the call until it is done or `end` has come. Returns whether it is done. Then its
+    /// handles have the outcome.
+    fn drive_until(&mut self, end: Instant) -> bool;
+}
+
+impl fmt::Debug for dyn WithoutThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WithoutThread")
+    }
 }
 
 thread_local! {
@@ -61,9 +78,26 @@ thread_local! {
     static DRIVEN_HERE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notes that the calling thread drives the calls of these handles in the background until it ends.
-pub(crate) fn drive_here<'a>(handles: impl Iterator<Item = &'a Arc<Handle>>) {
-    DRIVEN_HERE.with_borrow_mut(|driven| driven.extend(handles.map(|handle| Arc::as_ptr(handle).addr())));
+/// The calling thread drives the calls of some handles while this value lives.
+pub(crate) struct DrivenHere {
+    /// How many handles the thread drove before.
+    before: usize,
+}
+
+impl DrivenHere {
+    pub(crate) fn new<'a>(handles: impl Iterator<Item = &'a Arc<Handle>>) -> DrivenHere {
+        DRIVEN_HERE.with_borrow_mut(|driven| {
+            let before = driven.len();
+            driven.extend(handles.map(|handle| Arc::as_ptr(handle).addr()));
+            DrivenHere { before }
+        })
+    }
+}
+
+impl Drop for DrivenHere {
+    fn drop(&mut self) {
+        let _ = DRIVEN_HERE.try_with(|driven| driven.borrow_mut().truncate(self.before));
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -89,6 +123,7 @@ impl Handle {
             timeout_millis: Mutex::new(0),
             error: Mutex::new(None),
             finished: Condvar::new(),
+            without_thread: Mutex::default(),
             operators: Operators::default(),
             _own: Own::new(()),
         }
@@ -169,6 +204,25 @@ impl Handle {
         self.in_progress.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Takes a call in progress that gets no thread. Gives the call back where there is one
+    /// already.
+    pub(crate) fn keep_without_thread<T: WithoutThread + 'static>(&self, call: T) -> std::result::Result<(), T> {
+        match &mut *lock(&self.without_thread) {
+            Some(_) => Err(call),
+            place => {
+                *place = Some(Box::new(call));
+                Ok(())
+            }
+        }
+    }
+
+    /// Drops the call that has no thread, which ends it, and all of its handles learn of that. A
+    /// thread that drives the call ends it first, because the communicator has failed.
+    fn end_without_thread(&self) {
+        let call = lock(&self.without_thread).take();
+        drop(call);
+    }
+
     /// Ends the call that makes the communicator, with its outcome.
     pub(crate) fn set_comm(&self, joined: Result<Arc<Comm>>) {
         let outcome = joined.map(|comm| {
@@ -238,6 +292,7 @@ impl Handle {
         // thread of that call may itself abort, in a log callback of the program. It does not wait
         // for itself.
         if !self.is_driven_here() {
+            self.end_without_thread();
             self.wait_finished(LONGEST_WAIT);
         }
         // That call may have joined the communicator just before it looked at the flag.
@@ -252,6 +307,7 @@ impl Handle {
         let Some(comm) = self.comm.get() else { return self.ready().map(|_| ()) };
         comm.revoke()?;
         if !self.is_driven_here() {
+            self.end_without_thread();
             self.wait_finished(LONGEST_WAIT);
         }
         // A call in the background may have failed. The communicator has ended for that call, too.
@@ -277,8 +333,22 @@ impl Handle {
         }
     }
 
+    /// Waits until no call is in progress in the background, but for `longest` at most. Drives the
+    /// call that has no thread, unless another thread does so.
+    pub(crate) fn wait(&self, longest: Duration) {
+        let end = Instant::now() + longest;
+        if let Ok(mut call) = self.without_thread.try_lock() {
+            match call.as_mut().map(|call| call.drive_until(end)) {
+                Some(true) => *call = None,
+                Some(false) => return,
+                None => {}
+            }
+        }
+        self.wait_finished(end.saturating_duration_since(Instant::now()));
+    }
+
     /// Waits until no call is in progress in the background, but for `longest` at most.
-    pub(crate) fn wait_finished(&self, longest: Duration) {
+    fn wait_finished(&self, longest: Duration) {
         let error = lock(&self.error);
         let _ = self.finished.wait_timeout_while(error, longest, |_| self.in_progress());
     }
@@ -342,7 +412,7 @@ mod tests {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                drive_here([&driven].into_iter());
+                let _here = DrivenHere::new([&driven].into_iter());
                 assert!(abort_here(&driven) < Duration::from_secs(4), "the thread has waited for itself");
                 driven.finish(Err(Error::aborted()));
                 other.finish(Err(Error::aborted()));

@@ -196,5 +196,6 @@ mod wire;
 pub use api::*;
 pub use body::interrupt::set_interrupt;
 pub use error::FAILED_EARLIER;
+pub use group::without_thread;
 pub use interrupt::Question;
 pub use wire::here::{describe_wire, set_address, set_secret};

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::operation::Operation;
@@ -12,29 +12,55 @@ use crate::wait::{BlockedCall, Failed, Wait};
 
 /// Drives one operation to its end.
 pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
-    let (mut wait, comm_timeout) = (Wait::default(), Cell::default());
-    loop {
+    let mut drive = Drive::default();
+    while !drive.step(operation)? {}
+    Ok(())
+}
+
+/// The waits of one operation, from its begin to its end.
+#[derive(Default)]
+pub(crate) struct Drive {
+    wait: Wait,
+    /// The timeout of the operation's communicator, for [`BlockedCall::comm_timeout`].
+    comm_timeout: Cell<Option<Option<Duration>>>,
+}
+
+impl Drive {
+    /// Polls the operation once. Where it is blocked, waits a while. Returns whether it is done.
+    #[inline]
+    fn step(&mut self, operation: &mut dyn Operation) -> Result<bool> {
+        let wait = &mut self.wait;
         let step = operation.poll().and_then(|poll| match poll {
             Poll::Done => {
                 operation.comm().into_iter().for_each(|comm| wait.leave(comm));
                 operation.end().map(|()| true)
             }
             Poll::Outside => {
-                outside::sleep(operation.connection().into_iter(), outside::SLICE);
+                outside::sleep(operation.connection().into_iter(), wait.shortened(outside::SLICE));
                 Ok(false)
             }
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
                 let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
-                let (comm_timeout, call) = (&comm_timeout, &|| operation.describe());
+                let (comm_timeout, call) = (&self.comm_timeout, &|| operation.describe());
                 let blocked = BlockedCall { comm, seen, blocker, timeout, default_timeout, comm_timeout, call };
                 wait.until_any_may_continue(&[blocked]).map(|()| false).map_err(|failed| failed.error)
             }
         });
-        match step {
-            Ok(true) => return Ok(()),
-            Ok(false) => {}
-            Err(error) => return Err(wait.time(error).within(&operation.describe())),
+        step.map_err(|error| self.wait.time(error).within(&operation.describe()))
+    }
+
+    /// Drives the operation until it is done, but only until `end`. Returns whether it is done. All
+    /// calls for one operation use one `Drive`.
+    pub(crate) fn until(&mut self, end: Instant, operation: &mut dyn Operation) -> Result<bool> {
+        self.wait.end_at(end);
+        loop {
+            if self.step(operation)? {
+                return Ok(true);
+            }
+            if Instant::now() >= end {
+                return Ok(false);
+            }
         }
     }
 }

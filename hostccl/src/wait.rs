@@ -166,6 +166,8 @@ pub(crate) struct Wait {
     asked: Option<Instant>,
     /// Whether the next wait is short, because the thread also waits for connections.
     is_short: bool,
+    /// When the thread wants to do something else, whether its calls may continue or not.
+    end: Option<Instant>,
 }
 
 impl Wait {
@@ -180,6 +182,16 @@ impl Wait {
     /// Makes the next wait short, because the thread also waits for connections.
     pub(crate) fn look_soon(&mut self) {
         self.is_short = true;
+    }
+
+    /// Makes all waits end at `end`, until another end is set.
+    pub(crate) fn end_at(&mut self, end: Instant) {
+        self.end = Some(end);
+    }
+
+    /// Returns how long the thread may sleep that could sleep for `slice`.
+    pub(crate) fn shortened(&self, slice: Duration) -> Duration {
+        self.end.map_or(slice, |end| slice.min(end.saturating_duration_since(Instant::now())))
     }
 
     /// Waits until one of the calls may continue. This function may return earlier. Fails when the
@@ -252,16 +264,19 @@ impl Wait {
             let others = others.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
             call.comm.note_waiting(Some(own.max(others)));
         }
-        sleep(calls, wire, slice);
-        if changed() {
-            if has_progress() {
-                self.end(calls);
-                return Ok(());
-            }
-            // This is no progress, so the deadline stays where it is.
-            if self.may_look_later() && limit.is_none_or(|limit| since.elapsed() < limit) {
-                return Ok(());
-            }
+        sleep(calls, wire, self.shortened(slice));
+        let has_changed = changed();
+        if has_changed && has_progress() {
+            self.end(calls);
+            return Ok(());
+        }
+        // The rest is work that is not due after each short sleep. A change of the wire is no
+        // progress, so the deadline stays where it is.
+        if (has_changed || self.end.is_some())
+            && self.may_look_later()
+            && limit.is_none_or(|limit| since.elapsed() < limit)
+        {
+            return Ok(());
         }
         self.looked = Some(Instant::now());
         let bytes = calls.iter().map(BlockedCall::moved_bytes).fold(0, u64::wrapping_add);

@@ -59,8 +59,9 @@ impl Library {
             ([id], _) => {
                 // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which
                 // copies it.
-                let code =
-                    unsafe { (self.functions.init_rank_config)(&mut comm, size, *id, rank, config.as_mut_ptr()) };
+                let code = hostccl::without_thread(|| unsafe {
+                    (self.functions.init_rank_config)(&mut comm, size, *id, rank, config.as_mut_ptr())
+                });
                 self.started("ncclCommInitRankConfig", comm, code)
             }
             (ids, Some(init)) => {
@@ -108,7 +109,7 @@ impl Library {
         self.name_next_call(&CallName::OF_MAKING);
         // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the
         // caller keeps in place.
-        let code = unsafe { split(parent, color, key, child, config.as_mut_ptr()) };
+        let code = hostccl::without_thread(|| unsafe { split(parent, color, key, child, config.as_mut_ptr()) });
         self.check("ncclCommSplit", parent, code)
     }
 
@@ -131,8 +132,9 @@ impl Library {
         // SAFETY: the parent is live (its owner calls), the list has that many ranks (NCCL sorts it
         // in place and copies it), and `child` is a valid out-parameter that the caller keeps in
         // place.
-        let code =
-            unsafe { shrink(parent, excluded.as_mut_ptr(), count, child, config.as_mut_ptr(), NCCL_SHRINK_ABORT) };
+        let code = hostccl::without_thread(|| unsafe {
+            shrink(parent, excluded.as_mut_ptr(), count, child, config.as_mut_ptr(), NCCL_SHRINK_ABORT)
+        });
         self.check("ncclCommShrink", parent, code)
     }
 

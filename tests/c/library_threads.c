@@ -28,6 +28,28 @@ static void interrupt_every(suseconds_t microseconds)
   setitimer(ITIMER_REAL, &every, NULL);
 }
 
+/* Splits the raw communicator of "dp". This starts dm-make-comm, because the split goes on while
+ * this thread does something else. */
+static void split_raw(const dm_mesh *mesh)
+{
+  int (*split)(void *, int, int, void **, void *) = NULL;
+  int (*get_async_error)(void *, int *) = NULL, (*destroy)(void *) = NULL;
+  ncclComm_t comm = NULL;
+  void *part = NULL;
+  REQUIRE(dm_get_comm(mesh, "dp", &comm));
+  REQUIRE(dm_get_proc(mesh, "ncclCommSplit", (void **)&split));
+  REQUIRE(dm_get_proc(mesh, "ncclCommGetAsyncError", (void **)&get_async_error));
+  REQUIRE(dm_get_proc(mesh, "ncclCommDestroy", (void **)&destroy));
+  int state = split(comm, 0, 0, &part, NULL);
+  while (state == 7) { /* ncclInProgress */
+    usleep(1000);
+    CHECK(get_async_error(comm, &state) == 0);
+  }
+  CHECK(state == 0);
+  CHECK(part != NULL);
+  CHECK(destroy(part) == 0);
+}
+
 static dm_status flatten(void *none)
 {
   (void)none;
@@ -53,11 +75,13 @@ int main(void)
   main_thread = syscall(SYS_gettid);
   interrupt_every(1000);
 
-  /* This starts dm-nonce, on rank 0 (the tool serves the store), and dm-make-comm. */
+  /* This starts dm-nonce, on rank 0 (the tool serves the store). */
   REQUIRE(dm_world_init("cpu", NULL, &options.world));
   REQUIRE(dm_world_init("cpu", NULL, &sync));
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
   rank = rank_of(mesh);
+
+  split_raw(mesh);
 
   /* This starts dm-make: a lazy dimension is first used inside a group. */
   options.flags = DM_INIT_LAZY;

@@ -332,7 +332,7 @@ pub(crate) unsafe fn hostcclCommWait(
     check_out("async_error", async_error)?;
     let handle = handle::find(comm)?;
     if timeout_ms != 0 {
-        handle.wait_finished(Duration::from_millis(millis(timeout_ms)?));
+        handle.wait(Duration::from_millis(millis(timeout_ms)?));
     }
     // SAFETY: not NULL, and valid by the caller's contract.
     unsafe { async_error.write(code_of(handle.progress())) };
