@@ -79,14 +79,15 @@ impl Library {
         self.check(call, comm, unsafe { refuse(comm, text.as_ptr()) })
     }
 
-    /// Lets `pause` pass between two polls of a communicator. On the host engine it returns as soon
-    /// as nothing is in progress on the communicator, and after two milliseconds at the latest,
-    /// whatever `pause` is. So a deadline may be overrun by two milliseconds.
+    /// Lets `pause` pass between two polls of a communicator. The host engine uses this time to make
+    /// the communicator, and ends the pause when nothing is in progress any more. There the pause is
+    /// ten times as long, but from 2 to 20 ms, so a deadline may be overrun by 20 ms.
     pub(crate) fn rest(&self, comm: RawComm, pause: Duration) {
         let mut state = result::SUCCESS;
+        let millis = (pause.as_millis() as i64 * 10).clamp(2, 20);
         // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the
         // out-parameter is valid.
-        match self.functions.host_wait.map(|wait| unsafe { wait(comm, 2, &mut state) }) {
+        match self.functions.host_wait.map(|wait| unsafe { wait(comm, millis, &mut state) }) {
             Some(result::SUCCESS) => {}
             _ => std::thread::sleep(pause),
         }
