@@ -39,7 +39,7 @@ impl Crowd {
     /// but the ranks together have one each. So the processors of all ranks count.
     pub(crate) fn is_crowded(self) -> bool {
         let masked = masked_number();
-        // A quota lowers the number of processors. It is looked up only where it matters.
+        // A quota lowers the number of processors. The quota is looked up only where it matters.
         masked > 0 && self.ranks > self.processors.max(masked)
             || self.ranks > within_quota(self.processors).max(own_number())
     }
@@ -73,16 +73,16 @@ fn within_quota(together: usize) -> usize {
     if available < masked { together.min(available) } else { together }
 }
 
-/// Returns how many processors this process may use, and how many its mask has. Both numbers are of
-/// one thread at one moment, because threads may be bound apart. They are found once, because the
-/// quota is in files.
+/// Returns how many processors this process may use, and how many its mask has. Both numbers come
+/// from one thread at one moment, because threads may be bound to different processors. The numbers
+/// are found once, because the quota must be read from files.
 fn own_numbers() -> (usize, usize) {
     static NUMBERS: OnceLock<(usize, usize)> = OnceLock::new();
     *NUMBERS.get_or_init(|| (std::thread::available_parallelism().map_or(1, usize::from), count_own_mask()))
 }
 
-/// Returns how many processors the mask of this process has, as the first thread saw it that asked;
-/// 0 where the kernel does not tell.
+/// Returns how many processors were in the mask of the first thread that asked; 0 where the kernel
+/// does not tell.
 fn masked_number() -> usize {
     static NUMBER: OnceLock<usize> = OnceLock::new();
     *NUMBER.get_or_init(count_own_mask)

@@ -76,10 +76,11 @@ thread_local! {
     static WITHOUT_THREADS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `begin`, which begins to make a communicator that does not block, by one call outside a
-/// group. The engine starts no thread for this call. It makes progress only while a thread waits
-/// for it by [`hostcclCommWait`](crate::hostcclCommWait) on the communicator, or on the parent of a
-/// split or shrink. The other ranks wait meanwhile, so that thread does nothing else for long.
+/// Runs `begin`. The function `begin` makes one call, outside a group, that starts the making of a
+/// non-blocking communicator. The engine starts no thread for this call. The call makes progress
+/// only while a thread waits by [`hostcclCommWait`](crate::hostcclCommWait) on the communicator, or
+/// on the parent of a split or shrink. The other ranks wait meanwhile. Therefore the waiting thread
+/// must do nothing else for long.
 pub fn without_thread<T>(begin: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -219,9 +220,9 @@ pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -
     Ok(ncclSuccess)
 }
 
-/// Performs calls: those that do not block in a thread in the background, or without a thread
-/// ([`without_thread`]), the others here. A split that shares its lane with a collective is
-/// performed here, because two threads may not be in one lane.
+/// Performs calls. A call that does not block is left to a thread in the background, or gets no
+/// thread ([`without_thread`]). The other calls are performed here. A split that shares its lane
+/// with a collective is performed here, because two threads may not be in one lane.
 fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     if tasks.iter().all(Task::blocks) {
         return drive(tasks).map(|()| ncclSuccess);
@@ -267,8 +268,8 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     Ok(if in_progress { ncclInProgress } else { ncclSuccess })
 }
 
-/// The handles that get the outcome of a task in the background. A thread waits for the task by the
-/// first one.
+/// The handles that get the outcome of a task in the background. A thread waits for the task on the
+/// first of these handles.
 fn handles(task: &Task) -> Vec<&Arc<Handle>> {
     match task {
         Task::Init(init) => vec![init.handle()],
@@ -277,23 +278,34 @@ fn handles(task: &Task) -> Vec<&Arc<Handle>> {
     }
 }
 
-/// A task in the background that no thread drives.
+/// A task in the background that has no thread of its own.
 struct TaskWithoutThread {
     task: Task,
     drive: Drive,
 }
 
 impl WithoutThread for TaskWithoutThread {
-    fn drive_until(&mut self, end: Instant) -> bool {
-        let _here = DrivenHere::new(handles(&self.task).into_iter());
-        // The handles keep the outcome. An error of the wait itself is that of the communicator, and
-        // they get it when the task is dropped.
-        self.drive.until(end, self.task.operation_mut()).unwrap_or(true)
+    fn drive_until(
+        mut self: Box<Self>,
+        end: Instant,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> Option<Box<dyn WithoutThread>> {
+        let handles: Vec<Arc<Handle>> = handles(&self.task).into_iter().map(Arc::clone).collect();
+        let _here = DrivenHere::new(handles.iter());
+        match self.drive.until(end, self.task.operation_mut()) {
+            Ok(false) if !is_unwanted() => Some(self),
+            // Where the wait itself fails, the communicator has failed. The handles get that failure
+            // when the task is dropped.
+            _ => {
+                drop(self);
+                None
+            }
+        }
     }
 }
 
-/// Gives a task to its handle, which keeps it until a thread waits for it. Returns the task if the
-/// handle has one already.
+/// Gives a task to its first handle, which keeps the task until it is over. Returns the task if that
+/// handle does not take it.
 fn keep_without_thread(task: Task) -> Option<Task> {
     let Some(handle) = handles(&task).first().map(|handle| Arc::clone(handle)) else { return Some(task) };
     let kept = handle.keep_without_thread(TaskWithoutThread { task, drive: Drive::default() });

@@ -50,20 +50,41 @@ pub(crate) struct Handle {
     error: Mutex<Option<Error>>,
     /// Wakes threads when a call in the background ends. It goes with the lock of `error`.
     finished: Condvar,
-    /// The call in progress that has no thread. The lock is held while a thread drives it.
-    without_thread: Mutex<Option<Box<dyn WithoutThread>>>,
+    /// The call in progress that has no thread of its own.
+    without_thread: Mutex<CallWithoutThread>,
     /// The operators that `ncclRedOpCreatePreMulSum` made for the communicator.
     pub(crate) operators: Operators,
     /// Forked children may not use the handle.
     _own: Own<()>,
 }
 
-/// A call in progress that no thread drives. It makes progress only while a thread waits for it by
-/// `hostcclCommWait`.
+/// A call in progress that has no thread of its own. The call makes progress only while a thread
+/// waits by `hostcclCommWait`.
 pub(crate) trait WithoutThread: Send {
-    /// Drives the call until it is done or `end` has come. Returns whether it is done. Then its
-    /// handles have the outcome.
-    fn drive_until(&mut self, end: Instant) -> bool;
+    /// Drives the call until it is over or `end` has come. Returns `None` where it is over, and its
+    /// handles have the outcome then. Drops the call where `is_unwanted` says so at the end.
+    fn drive_until(self: Box<Self>, end: Instant, is_unwanted: &dyn Fn() -> bool) -> Option<Box<dyn WithoutThread>>;
+}
+
+/// The place of a handle's call without a thread.
+#[derive(Debug, Default)]
+struct CallWithoutThread {
+    /// The call, while no thread drives it.
+    call: Option<Box<dyn WithoutThread>>,
+    /// Whether a thread drives the call.
+    is_driven: bool,
+    /// Whether the handle takes no such call any more, because the communicator is aborted or
+    /// destroyed.
+    is_closed: bool,
+}
+
+/// A thread drives the call of a handle while this value lives. The call may panic.
+struct Driving<'a>(&'a Handle);
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.without_thread).is_driven = false;
+    }
 }
 
 impl fmt::Debug for dyn WithoutThread {
@@ -73,8 +94,8 @@ impl fmt::Debug for dyn WithoutThread {
 }
 
 thread_local! {
-    /// The handles whose calls this thread drives in the background, by their addresses. The thread
-    /// keeps these handles.
+    /// The handles whose calls this thread drives, by their addresses. The thread keeps these
+    /// handles.
     static DRIVEN_HERE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -106,6 +127,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The longest time for which an abort or a revocation waits for calls that it has ended.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// How long a thread waits for a call that another thread drives, before it looks whether that
+/// thread has left the call.
+const SECOND_LOOK: Duration = Duration::from_millis(20);
 
 impl Handle {
     /// Returns a handle whose communicator is not made yet, with that call in progress.
@@ -204,22 +228,25 @@ impl Handle {
         self.in_progress.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Takes a call in progress that gets no thread. Gives the call back where there is one
-    /// already.
+    /// Takes a call in progress that has no thread. Gives the call back where the handle has another
+    /// one, and where the communicator is aborted or destroyed, because then nobody waits for it.
     pub(crate) fn keep_without_thread<T: WithoutThread + 'static>(&self, call: T) -> std::result::Result<(), T> {
-        match &mut *lock(&self.without_thread) {
-            Some(_) => Err(call),
-            place => {
-                *place = Some(Box::new(call));
-                Ok(())
-            }
+        let mut place = lock(&self.without_thread);
+        if place.is_closed || place.is_driven || place.call.is_some() {
+            return Err(call);
         }
+        place.call = Some(Box::new(call));
+        Ok(())
     }
 
-    /// Drops the call that has no thread, which ends it, and all of its handles learn of that. A
-    /// thread that drives the call ends it first, because the communicator has failed.
-    fn end_without_thread(&self) {
-        let call = lock(&self.without_thread).take();
+    /// Drops the call that has no thread, and takes no other one. The drop ends the call and gives
+    /// its handles an error. A thread that drives the call drops it when it stops.
+    fn close_without_thread(&self) {
+        let call = {
+            let mut place = lock(&self.without_thread);
+            place.is_closed = true;
+            place.call.take()
+        };
         drop(call);
     }
 
@@ -291,8 +318,8 @@ impl Handle {
         // A call in the background sees the raised flag after at most one slice of its sleep. The
         // thread of that call may itself abort, in a log callback of the program. It does not wait
         // for itself.
+        self.close_without_thread();
         if !self.is_driven_here() {
-            self.end_without_thread();
             self.wait_finished(LONGEST_WAIT);
         }
         // That call may have joined the communicator just before it looked at the flag.
@@ -307,8 +334,7 @@ impl Handle {
         let Some(comm) = self.comm.get() else { return self.ready().map(|_| ()) };
         comm.revoke()?;
         if !self.is_driven_here() {
-            self.end_without_thread();
-            self.wait_finished(LONGEST_WAIT);
+            self.wait(LONGEST_WAIT);
         }
         // A call in the background may have failed. The communicator has ended for that call, too.
         lock(&self.error).take();
@@ -316,7 +342,7 @@ impl Handle {
         comm.wait_until_idle(Some(LONGEST_WAIT))
     }
 
-    /// Whether the calling thread is the one that drives this handle's calls in the background.
+    /// Whether the calling thread is the one that drives this handle's calls.
     fn is_driven_here(&self) -> bool {
         // A thread that is ending has no list any more, and drives nothing.
         let address = std::ptr::from_ref(self).addr();
@@ -328,6 +354,7 @@ impl Handle {
         if self.in_progress() {
             return self.abort();
         }
+        self.close_without_thread();
         if let Some(comm) = self.comm.get() {
             comm.leave();
         }
@@ -337,14 +364,32 @@ impl Handle {
     /// call that has no thread, unless another thread does so.
     pub(crate) fn wait(&self, longest: Duration) {
         let end = Instant::now() + longest;
-        if let Ok(mut call) = self.without_thread.try_lock() {
-            match call.as_mut().map(|call| call.drive_until(end)) {
-                Some(true) => *call = None,
-                Some(false) => return,
-                None => {}
-            }
+        loop {
+            let mut place = lock(&self.without_thread);
+            let Some(call) = place.call.take() else {
+                let is_driven = place.is_driven;
+                drop(place);
+                let left = end.saturating_duration_since(Instant::now());
+                self.wait_finished(if is_driven { left.min(SECOND_LOOK) } else { left });
+                if is_driven && self.in_progress() && Instant::now() < end {
+                    continue;
+                }
+                return;
+            };
+            place.is_driven = true;
+            drop(place);
+            // The lock is not held meanwhile, so an abort of another thread is never kept waiting by
+            // what this thread does.
+            let driving = Driving(self);
+            let Some(left) = call.drive_until(end, &|| lock(&self.without_thread).is_closed) else { return };
+            let mut place = lock(&self.without_thread);
+            // From here on another thread may drive the call.
+            place.is_driven = false;
+            std::mem::forget(driving);
+            let unwanted = if place.is_closed { Some(left) } else { place.call.replace(left) };
+            drop(place);
+            return drop(unwanted);
         }
-        self.wait_finished(end.saturating_duration_since(Instant::now()));
     }
 
     /// Waits until no call is in progress in the background, but for `longest` at most.
@@ -422,6 +467,93 @@ mod tests {
             assert!(!other.in_progress());
         });
         assert!(driven.aborted.load(Ordering::SeqCst));
+    }
+
+    /// A call without a thread that counts its drives, and whether it was dropped.
+    struct Counted {
+        handle: Arc<Handle>,
+        drives: Arc<AtomicU32>,
+        /// The call is over when it was driven so many times.
+        needed: u32,
+        panics: bool,
+    }
+
+    impl WithoutThread for Counted {
+        fn drive_until(
+            self: Box<Self>,
+            end: Instant,
+            is_unwanted: &dyn Fn() -> bool,
+        ) -> Option<Box<dyn WithoutThread>> {
+            assert!(!self.panics, "as it is meant to");
+            let drives = self.drives.fetch_add(1, Ordering::SeqCst) + 1;
+            while drives < self.needed && Instant::now() < end && !is_unwanted() {
+                std::thread::yield_now();
+            }
+            (drives < self.needed && !is_unwanted()).then_some(self as Box<dyn WithoutThread>)
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.handle.finish(Ok(()));
+        }
+    }
+
+    fn counted(handle: &Arc<Handle>, needed: u32, panics: bool) -> (Counted, Arc<AtomicU32>) {
+        let drives = Arc::<AtomicU32>::default();
+        (Counted { handle: Arc::clone(handle), drives: Arc::clone(&drives), needed, panics }, drives)
+    }
+
+    #[test]
+    fn a_thread_takes_a_call_over_that_another_one_has_left() {
+        let handle = handle();
+        let (call, drives) = counted(&handle, 2, false);
+        assert!(handle.keep_without_thread(call).is_ok());
+        assert!(handle.keep_without_thread(counted(&handle, 1, false).0).is_err(), "there is a call already");
+        handle.begin();
+        std::thread::scope(|scope| {
+            scope.spawn(|| handle.wait(Duration::from_millis(50)));
+            while drives.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            let began = Instant::now();
+            handle.wait(Duration::from_secs(60));
+            assert!(began.elapsed() < Duration::from_secs(30), "nobody has driven the call");
+        });
+        assert!(!handle.in_progress());
+        assert_eq!(drives.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_call_that_panics_is_dropped_and_leaves_the_handle_usable() {
+        let handle = handle();
+        assert!(handle.keep_without_thread(counted(&handle, 1, true).0).is_ok());
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle.wait(Duration::ZERO)));
+        assert!(panicked.is_err() && !handle.in_progress());
+        handle.begin();
+        assert!(handle.keep_without_thread(counted(&handle, 1, false).0).is_ok());
+        handle.wait(Duration::from_secs(60));
+        assert!(!handle.in_progress());
+    }
+
+    #[test]
+    fn an_aborted_handle_keeps_no_call() {
+        let handle = handle();
+        let (call, drives) = counted(&handle, 2, false);
+        assert!(handle.keep_without_thread(call).is_ok());
+        std::thread::scope(|scope| {
+            scope.spawn(|| handle.wait(Duration::from_secs(60)));
+            while drives.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            let began = Instant::now();
+            handle.abort();
+            assert!(began.elapsed() < Duration::from_secs(4), "the abort has waited for the other thread");
+        });
+        // A call that began before the abort and is kept after it would never end.
+        handle.begin();
+        assert!(handle.keep_without_thread(counted(&handle, 1, false).0).is_err());
+        assert!(!handle.in_progress());
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub(crate) fn sleep(descriptors: impl Iterator<Item = (RawFd, bool)>, longest: D
     };
     let mut polls: Vec<libc::pollfd> = descriptors.map(poll).collect();
     let longest = if polls.is_empty() { longest.min(NO_CONNECTION_SLICE) } else { longest };
+    // A part of a millisecond counts as a whole one. Otherwise a caller with so little time would
+    // look again and again until the time is up.
+    let millis = longest.as_micros().div_ceil(1000);
     // SAFETY: the array is valid for its length.
-    unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, longest.as_millis() as libc::c_int) };
+    unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, millis as libc::c_int) };
 }

@@ -17,7 +17,7 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     Ok(())
 }
 
-/// The waits of one operation, from its begin to its end.
+/// The waits of one operation, from its beginning to its end.
 #[derive(Default)]
 pub(crate) struct Drive {
     wait: Wait,
@@ -26,7 +26,8 @@ pub(crate) struct Drive {
 }
 
 impl Drive {
-    /// Polls the operation once. Where it is blocked, waits a while. Returns whether it is done.
+    /// Polls the operation once. Waits a while where the operation is blocked. Returns whether the
+    /// operation is done.
     #[inline]
     fn step(&mut self, operation: &mut dyn Operation) -> Result<bool> {
         let wait = &mut self.wait;
@@ -51,7 +52,7 @@ impl Drive {
     }
 
     /// Drives the operation until it is done, but only until `end`. Returns whether it is done. All
-    /// calls for one operation use one `Drive`.
+    /// calls for one operation use the same `Drive`, which knows since when the operation waits.
     pub(crate) fn until(&mut self, end: Instant, operation: &mut dyn Operation) -> Result<bool> {
         self.wait.end_at(end);
         loop {

@@ -29,8 +29,8 @@ use crate::turn::Pass;
 use crate::types::*;
 
 /// The arguments that each rank of the parent posts for the others, in the cache line of its
-/// descriptor. The lines of all ranks are in one page or few, and each rank's slot begins another
-/// page, which would have to be mapped first.
+/// descriptor. The lines of all ranks lie in a few pages. Each rank's slot lies in pages of its own,
+/// which this rank would have to map first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 struct ColorAndKey {
@@ -114,20 +114,22 @@ impl Split {
         })
     }
 
-    /// Returns the place of `rank`'s descriptor and slot in the step that is `back` steps before this
+    /// Returns the index of the descriptors and slots of the step that is `back` steps before this
     /// one.
     fn index(&self, back: u64) -> usize {
         ((self.parent.step() - back) % SLOTS as u64) as usize
     }
 
-    /// Returns where `rank` posts its colour and key in that step.
+    /// Returns where `rank` posts its colour and key in the step that is `back` steps before this
+    /// one.
     fn posted(&self, rank: usize, back: u64) -> *mut ColorAndKey {
         let line = self.parent.segment.descriptor(rank, self.index(back));
         // SAFETY: the line has this room behind the descriptor, as asserted above.
         unsafe { line.add(size_of::<Descriptor>()).cast() }
     }
 
-    /// Returns where `rank` tells of the segment that it has made in that step.
+    /// Returns where `rank`, in the step that is `back` steps before this one, describes the segment
+    /// that `rank` has made.
     fn slot(&self, rank: usize, back: u64) -> *mut NewSegment {
         self.parent.segment.data(rank, self.index(back)).cast()
     }

@@ -166,7 +166,7 @@ pub(crate) struct Wait {
     asked: Option<Instant>,
     /// Whether the next wait is short, because the thread also waits for connections.
     is_short: bool,
-    /// When the thread wants to do something else, whether its calls may continue or not.
+    /// When the wait ends although no call may continue; `None` where only the calls end it.
     end: Option<Instant>,
 }
 
@@ -189,7 +189,7 @@ impl Wait {
         self.end = Some(end);
     }
 
-    /// Returns how long the thread may sleep that could sleep for `slice`.
+    /// Returns `slice`, or the time that is left until the end where that time is shorter.
     pub(crate) fn shortened(&self, slice: Duration) -> Duration {
         self.end.map_or(slice, |end| slice.min(end.saturating_duration_since(Instant::now())))
     }
@@ -270,8 +270,8 @@ impl Wait {
             self.end(calls);
             return Ok(());
         }
-        // The rest is work that is not due after each short sleep. A change of the wire is no
-        // progress, so the deadline stays where it is.
+        // The checks below need not run after each short sleep. A change of the wire is no progress,
+        // so the deadline stays where it is.
         if (has_changed || self.end.is_some())
             && self.may_look_later()
             && limit.is_none_or(|limit| since.elapsed() < limit)
@@ -317,8 +317,8 @@ impl Wait {
         }
     }
 
-    /// Whether this thread may poll its calls first, because something has come over the wire, and
-    /// check the peers and the time later. The thread checks them at least once in each [`SLICE`].
+    /// Whether this thread may poll its calls first, because something has come over the wire or
+    /// the sleep was short, and check the peers and the time later. The thread checks them at least once in each [`SLICE`].
     fn may_look_later(&mut self) -> bool {
         let now = Instant::now();
         let last = self.looked.or(self.since).unwrap_or(now);

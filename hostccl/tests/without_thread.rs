@@ -1,5 +1,5 @@
 //! `without_thread`: communicators that are made inside `hostcclCommWait`, by no thread of the
-//! engine. No test of this program makes a communicator in any other way without blocking.
+//! engine. All non-blocking communicators of this program are made in this way.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::*;
 use hostccl::types::*;
 use hostccl::*;
 
-/// How long an end may take that waits for nobody. An end that waits in vain takes five seconds.
+/// The longest time of an end that need not wait. An end that waits in vain lasts five seconds.
 const SOON: Duration = Duration::from_secs(3);
 
 /// Begins to join as one rank. Nothing happens until a thread waits.
@@ -118,7 +118,8 @@ fn an_abort_ends_a_wait_of_another_thread() {
         // The thread most likely waits by then. If not, the abort ends the call before it waits.
         thread::sleep(Duration::from_millis(100));
         let mut state = -1;
-        // SAFETY: there is a place for the answer. A second wait only looks meanwhile.
+        // While the other thread waits, this wait does not drive the call.
+        // SAFETY: there is a place for the answer.
         ok(unsafe { hostcclCommWait(*comm, 1, &raw mut state) });
         assert_eq!(state, ncclInProgress);
         // SAFETY: the communicator is live.
@@ -153,7 +154,7 @@ fn the_end_of_a_parent_ends_a_split_on_all_ranks() {
     }
 }
 
-/// Short waits are one wait for the timeout.
+/// The timeout counts all short waits as one wait.
 #[test]
 fn the_timeout_counts_all_waits_together() {
     let comm = begin(unique_id(), 2, 0);

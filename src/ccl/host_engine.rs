@@ -80,8 +80,9 @@ impl Library {
     }
 
     /// Lets `pause` pass between two polls of a communicator. The host engine uses this time to make
-    /// the communicator, and ends the pause when nothing is in progress any more. There the pause is
-    /// ten times as long, but from 2 to 20 ms, so a deadline may be overrun by 20 ms.
+    /// the communicator, and ends the pause when nothing is in progress any more. On the host engine
+    /// the pause is ten times as long, at least 2 ms and at most 20 ms. So a deadline may be overrun
+    /// by 20 ms.
     pub(crate) fn rest(&self, comm: RawComm, pause: Duration) {
         let mut state = result::SUCCESS;
         let millis = (pause.as_millis() as i64 * 10).clamp(2, 20);

@@ -18,7 +18,7 @@ use crate::types::ncclSystemError;
 
 /// The version of the layout. The version changes with the layout, so that ranks with different
 /// versions of the library refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 14;
+pub(crate) const LAYOUT_VERSION: u32 = 15;
 /// The first bytes of a segment, which tell a segment from another file.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 /// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
@@ -136,7 +136,7 @@ pub(crate) fn create_split(token: [u8; 16], among: u32) -> Result<OwnedFd> {
 }
 
 /// Reads the number `among` with which a segment was made. [`Layout::split`](super::Layout::split)
-/// has its meaning.
+/// says what the number means.
 pub(super) fn among(fd: &OwnedFd) -> Result<u32> {
     let (mut among, at) = (0_u32, offset_of!(Header, among) as libc::off_t);
     // SAFETY: the number is valid for its size.

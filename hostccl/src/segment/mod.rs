@@ -125,7 +125,8 @@ impl Segment {
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
         // The segment's creator wrote `among` before any other rank could see the segment.
         let layout = Layout::split(nranks, file::among(fd)?);
-        // The mapping may reach beyond the end of the file, which is resized below.
+        // The mapping may reach beyond the end of the file. Until the file is resized below, only the
+        // header is touched.
         let mapped = Mapping::new(fd.as_raw_fd(), layout.total);
         let (mapping, refused) = match mapped {
             Ok(mapping) => (mapping, None),

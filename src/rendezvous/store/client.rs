@@ -112,6 +112,10 @@ impl TcpStore {
         let mut connection = self.take(wait)?;
         let begun = connection.send(&[op::TRUNK], wait).and_then(|()| connection.byte(wait));
         match begun {
+            // The server sends nothing else before the relay does.
+            Ok(_) if connection.has_more() => {
+                Err(Error::store(format!("the store at {} sends more than the answer to TRUNK", self.address.name)))
+            }
             Ok(_) => Ok(Some(connection)),
             Err(broken) => Err(self.explain(broken, connection.nonce, "TRUNK", wait)),
         }

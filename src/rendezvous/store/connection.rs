@@ -21,8 +21,8 @@ pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
 /// How many encrypted bytes are read in one system call.
 const READ: usize = 32 << 10;
 
-/// How many bytes are read in one system call where less is wanted, without encryption. An answer
-/// consists of short parts, which come together.
+/// How many bytes an open connection reads in one system call where the caller wants fewer. An
+/// answer consists of short parts, which come together.
 const READ_OPEN: usize = 1 << 10;
 
 /// A stream in non-blocking mode.
@@ -38,7 +38,7 @@ pub(super) struct Connection {
     unread: usize,
     /// Bytes that have come, decrypted where the store has a secret.
     text: Vec<u8>,
-    /// How many bytes of `text` were taken. They are fewer than all, or `text` is empty.
+    /// How many bytes of `text` were taken. As soon as all of them are taken, `text` is emptied.
     taken: usize,
     /// The encryption in both directions, where the store has a secret.
     records: Option<Box<Records>>,
@@ -74,9 +74,19 @@ impl Connection {
         (&self.stream, self.records.as_deref_mut())
     }
 
-    /// Encrypts everything from now on, in both directions.
-    pub(super) fn encrypt(&mut self, records: Records) {
+    /// Whether more has come than the answers that were received.
+    pub(super) fn has_more(&self) -> bool {
+        !self.text.is_empty()
+    }
+
+    /// Encrypts everything from now on, in both directions. Fails where something has come already:
+    /// it is not encrypted, so anybody may have sent it.
+    pub(super) fn encrypt(&mut self, records: Records) -> std::result::Result<(), ExchangeError> {
+        if self.has_more() {
+            return Err(broken(Broken::Handshake));
+        }
         self.records = Some(Box::new(records));
+        Ok(())
     }
 
     /// Sends these requests together with the next one, in one packet, and skips their answers,
@@ -293,11 +303,26 @@ mod tests {
         let (mut records, first) = Records::initiator(&secret).unwrap();
         let (mut theirs, second) = Records::responder(&secret, &first).unwrap();
         records.finish(&second).unwrap();
-        client.encrypt(records);
+        assert!(client.encrypt(records).is_ok());
         skip_in_parts(&mut client, &mut server, |text| {
             let mut record = Vec::new();
             theirs.seal(text, &mut record).unwrap();
             record
         });
+    }
+
+    /// Somebody without the secret may add bytes to the answer of the handshake. They must not count
+    /// as text that was decrypted.
+    #[test]
+    fn bytes_behind_the_handshake_end_the_connection() {
+        let (mut client, mut server) = pair();
+        let secret = Secret::new(b"open sesame").unwrap();
+        let (mut records, first) = Records::initiator(&secret).unwrap();
+        let (_, second) = Records::responder(&secret, &first).unwrap();
+        let answer = [&(second.len() as u64).to_le_bytes(), &second[..]].concat();
+        deliver(&mut server, &[&answer[..], b"forged"].concat(), &client);
+        let Ok(second) = client.string(&Wait::after(Duration::from_secs(10))) else { panic!("no answer") };
+        records.finish(&second).unwrap();
+        assert!(client.has_more() && client.encrypt(records).is_err());
     }
 }

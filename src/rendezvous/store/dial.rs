@@ -267,8 +267,7 @@ impl Address {
         }
         let finished = records.finish(&second);
         finished.map_err(|_| refuse(&format!("does not have the secret that {VARIABLE} holds here")))?;
-        connection.encrypt(records);
-        Ok(())
+        connection.encrypt(records)
     }
 }
 
