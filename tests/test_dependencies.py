@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from support import cargo
 from support.paths import ROOT
 from support.processes import run
 
@@ -53,3 +54,9 @@ def test_the_page_says_why_each_is_there(packages):
     page = (ROOT / "docs/dependencies.md").read_text()
     assert not unexplained(packages[0], page)
     assert "libc" in unexplained(packages[0], page.replace("libc", "")), "a page without the row is not noticed"
+
+
+def test_both_lists_of_the_packages_without_tests_are_equal():
+    """Cargo would compile everything again for a Rust test that names other packages."""
+    rust = (ROOT / "tests/cargo_build/mod.rs").read_text().partition("const WORKSPACE")[2].partition("];")[0]
+    assert re.findall(r'"(.+?)"', rust) == cargo.WORKSPACE
