@@ -1,9 +1,10 @@
 //! The epoch in which this process is (docs/recovery.md): the scopes that it opens belong to it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::agreement::{Epoch, Scope};
-use super::incarnation::Tickets;
+use super::incarnation::{Incarnation, Tickets};
 use super::turns::prefix_of_epoch;
 
 /// The epoch of a process, which a recovery replaces.
@@ -24,6 +25,8 @@ pub(super) struct EpochScopes {
     /// How many notes of the door were read for the decision that made the epoch. The newcomers of
     /// these notes are no reason for another recovery.
     pub(super) door: usize,
+    /// The processes in the mesh. In epoch 0 it is empty, because nobody of the world has knocked.
+    pub(super) in_mesh: BTreeSet<Incarnation>,
     /// The number of ranks of the world. The number grows when the rank of a newcomer is not below
     /// it.
     pub(super) size: usize,
@@ -72,6 +75,7 @@ impl EpochScopes {
             number,
             tickets: epoch.members().into_iter().collect(),
             door: epoch.door,
+            in_mesh: epoch.in_mesh(),
             seats: epoch.seats.len(),
             ..EpochScopes::empty(prefix_of_epoch(prefix, number), epoch.size)
         }
@@ -80,6 +84,16 @@ impl EpochScopes {
     /// Returns epoch 0 of `size` ranks, with keys that begin with `prefix`.
     fn empty(prefix: String, size: usize) -> EpochScopes {
         let tickets = Tickets::default();
-        EpochScopes { number: 0, prefix, tickets, world: None, door: 0, size, seats: size, is_at_door: false }
+        EpochScopes {
+            number: 0,
+            prefix,
+            tickets,
+            world: None,
+            door: 0,
+            in_mesh: BTreeSet::new(),
+            size,
+            seats: size,
+            is_at_door: false,
+        }
     }
 }

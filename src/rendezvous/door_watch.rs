@@ -126,8 +126,8 @@ impl Looking {
             return 0;
         }
         let epoch = door.epoch.get();
-        let is_lost = |process| door.losses.any(|lost| lost == process);
-        i32::try_from(count_waiting(&self.knocked, (epoch.door, epoch.seats), is_lost)).unwrap_or(i32::MAX)
+        let is_out = |process| epoch.in_mesh.contains(&process) || door.losses.any(|lost| lost == process);
+        i32::try_from(count_waiting(&self.knocked, (epoch.door, epoch.seats), is_out)).unwrap_or(i32::MAX)
     }
 }
 

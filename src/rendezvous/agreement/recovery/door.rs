@@ -23,8 +23,9 @@ impl Recovery {
     /// Whether somebody waits at the door who is a reason to recover ([`count_waiting`]).
     pub fn somebody_waits(&mut self, wait: &Wait) -> Result<bool> {
         self.read_door(wait)?;
-        let is_lost = |process| self.membership.losses.any(|lost| lost == process);
-        Ok(count_waiting(&self.door, (self.epoch.door, self.epoch.seats.len()), is_lost) > 0)
+        let in_mesh = self.epoch.in_mesh();
+        let is_out = |process| in_mesh.contains(&process) || self.membership.losses.any(|lost| lost == process);
+        Ok(count_waiting(&self.door, (self.epoch.door, self.epoch.seats.len()), is_out) > 0)
     }
 
     /// Reads the notes of the door that are in the store by now.

@@ -72,17 +72,19 @@ pub(in crate::rendezvous) fn door_note(prefix: &str, number: usize) -> String {
 /// that has seen the note gave the newcomer no place. A newcomer beyond the seats counts only
 /// together with all other newcomers of its index of the outermost dimension, because the mesh
 /// grows by whole indices. So the ranks of a host that come one after the other are a reason for
-/// one recovery. Lost processes do not count.
+/// one recovery. A process for which `is_out` says so does not count. Such a process is lost, or is
+/// in the mesh: it may have knocked just before it was let in, when the rank that decided had read
+/// the notes already.
 pub(in crate::rendezvous) fn count_waiting(
     notes: &[Note],
     (seen, seats): (usize, usize),
-    is_lost: impl Fn(Incarnation) -> bool,
+    is_out: impl Fn(Incarnation) -> bool,
 ) -> usize {
     // Most of the notes belong to members by now, so the later ones are looked at first.
     if notes.last().is_none_or(|note| note.number <= seen) {
         return 0;
     }
-    let live = || notes.iter().filter(|note| !is_lost(note.process));
+    let live = || notes.iter().filter(|note| !is_out(note.process));
     // The notes are in ascending order, so the last one for each seat stays.
     let asked: BTreeMap<usize, usize> = live().map(|note| (note.seat, note.number)).collect();
     let counts = |note: &&Note| {
