@@ -308,7 +308,7 @@ impl WithoutThread for TaskWithoutThread {
 /// handle does not take it.
 fn keep_without_thread(task: Task) -> Option<Task> {
     let Some(handle) = handles(&task).first().map(|handle| Arc::clone(handle)) else { return Some(task) };
-    let kept = handle.keep_without_thread(TaskWithoutThread { task, drive: Drive::default() });
+    let kept = handle.without_thread.keep(TaskWithoutThread { task, drive: Drive::default() });
     kept.err().map(|refused| refused.task)
 }
 

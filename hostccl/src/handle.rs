@@ -1,15 +1,18 @@
-//! Communicator handles. Callers name them by tokens, which are in the file `table`.
+//! Communicator handles. Callers name them by tokens, which are in the file `table`. The file
+//! `without_thread` has the call in progress that waiting threads drive.
 
 mod table;
+mod without_thread;
 
 use std::cell::RefCell;
 use std::ffi::c_int;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(crate) use self::table::{find, insert, remove, with};
+pub(crate) use self::without_thread::WithoutThread;
+use self::without_thread::{Driver, Place};
 use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -51,46 +54,11 @@ pub(crate) struct Handle {
     /// Wakes threads when a call in the background ends. It goes with the lock of `error`.
     finished: Condvar,
     /// The call in progress that has no thread of its own.
-    without_thread: Mutex<CallWithoutThread>,
+    pub(crate) without_thread: Place,
     /// The operators that `ncclRedOpCreatePreMulSum` made for the communicator.
     pub(crate) operators: Operators,
     /// Forked children may not use the handle.
     _own: Own<()>,
-}
-
-/// A call in progress that has no thread of its own. The call makes progress only while a thread
-/// waits by `hostcclCommWait`.
-pub(crate) trait WithoutThread: Send {
-    /// Drives the call until it is over or `end` has come. Returns `None` where it is over, and its
-    /// handles have the outcome then. Drops the call where `is_unwanted` says so at the end.
-    fn drive_until(self: Box<Self>, end: Instant, is_unwanted: &dyn Fn() -> bool) -> Option<Box<dyn WithoutThread>>;
-}
-
-/// The place of a handle's call without a thread.
-#[derive(Debug, Default)]
-struct CallWithoutThread {
-    /// The call, while no thread drives it.
-    call: Option<Box<dyn WithoutThread>>,
-    /// Whether a thread drives the call.
-    is_driven: bool,
-    /// Whether the handle takes no such call any more, because the communicator is aborted or
-    /// destroyed.
-    is_closed: bool,
-}
-
-/// A thread drives the call of a handle while this value lives. The call may panic.
-struct Driving<'a>(&'a Handle);
-
-impl Drop for Driving<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.without_thread).is_driven = false;
-    }
-}
-
-impl fmt::Debug for dyn WithoutThread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WithoutThread")
-    }
 }
 
 thread_local! {
@@ -147,7 +115,7 @@ impl Handle {
             timeout_millis: Mutex::new(0),
             error: Mutex::new(None),
             finished: Condvar::new(),
-            without_thread: Mutex::default(),
+            without_thread: Place::default(),
             operators: Operators::default(),
             _own: Own::new(()),
         }
@@ -228,28 +196,6 @@ impl Handle {
         self.in_progress.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Takes a call in progress that has no thread. Gives the call back where the handle has another
-    /// one, and where the communicator is aborted or destroyed, because then nobody waits for it.
-    pub(crate) fn keep_without_thread<T: WithoutThread + 'static>(&self, call: T) -> std::result::Result<(), T> {
-        let mut place = lock(&self.without_thread);
-        if place.is_closed || place.is_driven || place.call.is_some() {
-            return Err(call);
-        }
-        place.call = Some(Box::new(call));
-        Ok(())
-    }
-
-    /// Drops the call that has no thread, and takes no other one. The drop ends the call and gives
-    /// its handles an error. A thread that drives the call drops it when it stops.
-    fn close_without_thread(&self) {
-        let call = {
-            let mut place = lock(&self.without_thread);
-            place.is_closed = true;
-            place.call.take()
-        };
-        drop(call);
-    }
-
     /// Ends the call that makes the communicator, with its outcome.
     pub(crate) fn set_comm(&self, joined: Result<Arc<Comm>>) {
         let outcome = joined.map(|comm| {
@@ -318,7 +264,7 @@ impl Handle {
         // A call in the background sees the raised flag after at most one slice of its sleep. The
         // thread of that call may itself abort, in a log callback of the program. It does not wait
         // for itself.
-        self.close_without_thread();
+        self.without_thread.close();
         if !self.is_driven_here() {
             self.wait_finished(LONGEST_WAIT);
         }
@@ -354,7 +300,7 @@ impl Handle {
         if self.in_progress() {
             return self.abort();
         }
-        self.close_without_thread();
+        self.without_thread.close();
         if let Some(comm) = self.comm.get() {
             comm.leave();
         }
@@ -365,30 +311,16 @@ impl Handle {
     pub(crate) fn wait(&self, longest: Duration) {
         let end = Instant::now() + longest;
         loop {
-            let mut place = lock(&self.without_thread);
-            let Some(call) = place.call.take() else {
-                let is_driven = place.is_driven;
-                drop(place);
-                let left = end.saturating_duration_since(Instant::now());
-                self.wait_finished(if is_driven { left.min(SECOND_LOOK) } else { left });
-                if is_driven && self.in_progress() && Instant::now() < end {
-                    continue;
-                }
+            let driver = self.without_thread.drive_until(end);
+            let left = end.saturating_duration_since(Instant::now());
+            match driver {
+                Driver::ThisThread => return,
+                Driver::Nobody => return self.wait_finished(left),
+                Driver::AnotherThread => self.wait_finished(left.min(SECOND_LOOK)),
+            }
+            if !self.in_progress() || Instant::now() >= end {
                 return;
-            };
-            place.is_driven = true;
-            drop(place);
-            // The lock is not held meanwhile, so an abort of another thread is never kept waiting by
-            // what this thread does.
-            let driving = Driving(self);
-            let Some(left) = call.drive_until(end, &|| lock(&self.without_thread).is_closed) else { return };
-            let mut place = lock(&self.without_thread);
-            // From here on another thread may drive the call.
-            place.is_driven = false;
-            std::mem::forget(driving);
-            let unwanted = if place.is_closed { Some(left) } else { place.call.replace(left) };
-            drop(place);
-            return drop(unwanted);
+            }
         }
     }
 
@@ -400,167 +332,4 @@ impl Handle {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-    use crate::crowd::Crowd;
-    use crate::labels::{GlobalRanks, Labels};
-    use crate::process::ProcessId;
-    use crate::segment::{self, Segment};
-
-    fn handle() -> Arc<Handle> {
-        Arc::new(Handle::new(0, 1, 0, Config::default()))
-    }
-
-    #[test]
-    fn a_token_dies_with_its_handle() {
-        let first = insert(handle()).unwrap();
-        assert!(find(first).is_ok());
-        remove(first).unwrap();
-        let second = insert(handle()).unwrap();
-        assert_eq!(find(first).unwrap_err().code(), ncclInvalidArgument);
-        assert_eq!(remove(first).unwrap_err().code(), ncclInvalidArgument);
-        assert_ne!(first, second);
-        remove(second).unwrap();
-    }
-
-    #[test]
-    fn a_time_that_is_set_while_the_communicator_is_made_holds() {
-        for _ in 0..200 {
-            let fd = segment::create([5; 16]).unwrap();
-            let labels =
-                Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
-            let segment = Segment::map(&fd, 1, 0, &Labels::default()).unwrap();
-            let comm =
-                Arc::new(Comm::new(segment, 0, Crowd::default(), labels, Arc::default(), ProcessId::current(), None));
-            let (handle, both) = (handle(), std::sync::Barrier::new(2));
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    both.wait();
-                    handle.set_timeout(7).unwrap();
-                });
-                both.wait();
-                handle.set_comm(Ok(comm));
-            });
-            assert_eq!(handle.comm().unwrap().timeout(), Some(Duration::from_millis(7)));
-        }
-    }
-
-    #[test]
-    fn a_thread_that_drives_a_call_in_the_background_can_abort_it() {
-        let (driven, other) = (handle(), handle());
-        let abort_here = |handle: &Arc<Handle>| {
-            let began = Instant::now();
-            handle.abort();
-            began.elapsed()
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let _here = DrivenHere::new([&driven].into_iter());
-                assert!(abort_here(&driven) < Duration::from_secs(4), "the thread has waited for itself");
-                driven.finish(Err(Error::aborted()));
-                other.finish(Err(Error::aborted()));
-            });
-            // Another thread waits until the call has ended.
-            abort_here(&other);
-            assert!(!other.in_progress());
-        });
-        assert!(driven.aborted.load(Ordering::SeqCst));
-    }
-
-    /// A call without a thread that counts its drives, and whether it was dropped.
-    struct Counted {
-        handle: Arc<Handle>,
-        drives: Arc<AtomicU32>,
-        /// The call is over when it was driven so many times.
-        needed: u32,
-        panics: bool,
-    }
-
-    impl WithoutThread for Counted {
-        fn drive_until(
-            self: Box<Self>,
-            end: Instant,
-            is_unwanted: &dyn Fn() -> bool,
-        ) -> Option<Box<dyn WithoutThread>> {
-            assert!(!self.panics, "as it is meant to");
-            let drives = self.drives.fetch_add(1, Ordering::SeqCst) + 1;
-            while drives < self.needed && Instant::now() < end && !is_unwanted() {
-                std::thread::yield_now();
-            }
-            (drives < self.needed && !is_unwanted()).then_some(self as Box<dyn WithoutThread>)
-        }
-    }
-
-    impl Drop for Counted {
-        fn drop(&mut self) {
-            self.handle.finish(Ok(()));
-        }
-    }
-
-    fn counted(handle: &Arc<Handle>, needed: u32, panics: bool) -> (Counted, Arc<AtomicU32>) {
-        let drives = Arc::<AtomicU32>::default();
-        (Counted { handle: Arc::clone(handle), drives: Arc::clone(&drives), needed, panics }, drives)
-    }
-
-    #[test]
-    fn a_thread_takes_a_call_over_that_another_one_has_left() {
-        let handle = handle();
-        let (call, drives) = counted(&handle, 2, false);
-        assert!(handle.keep_without_thread(call).is_ok());
-        assert!(handle.keep_without_thread(counted(&handle, 1, false).0).is_err(), "there is a call already");
-        handle.begin();
-        std::thread::scope(|scope| {
-            scope.spawn(|| handle.wait(Duration::from_millis(50)));
-            while drives.load(Ordering::SeqCst) == 0 {
-                std::thread::yield_now();
-            }
-            let began = Instant::now();
-            handle.wait(Duration::from_secs(60));
-            assert!(began.elapsed() < Duration::from_secs(30), "nobody has driven the call");
-        });
-        assert!(!handle.in_progress());
-        assert_eq!(drives.load(Ordering::SeqCst), 2);
-    }
-
-    #[test]
-    fn a_call_that_panics_is_dropped_and_leaves_the_handle_usable() {
-        let handle = handle();
-        assert!(handle.keep_without_thread(counted(&handle, 1, true).0).is_ok());
-        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle.wait(Duration::ZERO)));
-        assert!(panicked.is_err() && !handle.in_progress());
-        handle.begin();
-        assert!(handle.keep_without_thread(counted(&handle, 1, false).0).is_ok());
-        handle.wait(Duration::from_secs(60));
-        assert!(!handle.in_progress());
-    }
-
-    #[test]
-    fn an_aborted_handle_keeps_no_call() {
-        let handle = handle();
-        let (call, drives) = counted(&handle, 2, false);
-        assert!(handle.keep_without_thread(call).is_ok());
-        std::thread::scope(|scope| {
-            scope.spawn(|| handle.wait(Duration::from_secs(60)));
-            while drives.load(Ordering::SeqCst) == 0 {
-                std::thread::yield_now();
-            }
-            let began = Instant::now();
-            handle.abort();
-            assert!(began.elapsed() < Duration::from_secs(4), "the abort has waited for the other thread");
-        });
-        // A call that began before the abort and is kept after it would never end.
-        handle.begin();
-        assert!(handle.keep_without_thread(counted(&handle, 1, false).0).is_err());
-        assert!(!handle.in_progress());
-    }
-
-    #[test]
-    fn made_up_tokens_are_refused() {
-        for raw in [0_usize, 1, 16, 0xb, 0xdead_beef, usize::MAX, usize::MAX - 4] {
-            let made_up = std::ptr::without_provenance_mut(raw);
-            assert_eq!(find(made_up).unwrap_err().code(), ncclInvalidArgument, "{raw:#x}");
-        }
-    }
-}
+mod tests;
