@@ -27,7 +27,11 @@ class Job:
         for rank in range(size - spares, size):
             asleep, until = 0, time.monotonic() + 30
             while asleep < 10 and time.monotonic() < until:
-                asleep = asleep + 1 if state_and_parent(self.pids[rank])[0] == "S" else 0
+                try:
+                    asleep = asleep + 1 if state_and_parent(self.pids[rank])[0] == "S" else 0
+                except FileNotFoundError:
+                    output, _ = rest_of(self.process, 30)
+                    raise AssertionError(f"spare rank {rank} has ended:\n{''.join(self.lines)}{output}") from None
                 time.sleep(0.002)
 
     def read(self):
