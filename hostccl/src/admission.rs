@@ -42,7 +42,7 @@ enum Stage {
 pub(crate) struct Admission {
     /// The call's turn on this rank.
     pub(crate) pass: Pass,
-    /// How far the admission is.
+    /// The stage that the admission has reached.
     stage: Stage,
     /// On seat 0 of a host: the search for a name that the calls of all hosts have.
     search: Option<Flow<'static, u64>>,
@@ -146,8 +146,9 @@ fn find_common(comm: &Comm, posted: u64) -> std::result::Result<u64, Poll> {
     })
 }
 
-/// Returns a tag under which every rank has a call, or `None`. Rank 0 asks, and knows all its own
-/// calls. Another rank may have more calls than cells. It then shows those that rank 0 shows.
+/// Returns a tag under which every rank has a call, or `None`. Only rank 0 calls this function,
+/// because it knows all its own calls. Another rank may have more calls than cells to show them in.
+/// Such a rank shows the calls that rank 0 shows.
 fn wanted_by_all(comm: &Comm) -> Option<u64> {
     let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));
     let all_want = |tag: &u64| (1..comm.nranks).all(|rank| tags(rank).any(|other| other == *tag));

@@ -26,8 +26,8 @@ pub fn check(bytes: &[u8]) {
     READERS[usize::from(*reader) % READERS.len()](bytes);
 }
 
-/// A notice that can be read is no longer than a notice when it is written, and names only
-/// existing ranks. Addresses are as short as notices, so they are read here.
+/// A notice that can be read has at most [`NOTICE_BYTES`] bytes when it is written again, and names
+/// only ranks that exist. Addresses are as short as notices, so this function reads them, too.
 fn notice(bytes: &[u8]) {
     if let Some(address) = address::parse(bytes, 3) {
         assert_eq!(address::parse(&address::to_bytes(&address), 3), Some(address));

@@ -3,7 +3,7 @@
 /// The ranks of one communicator that an error is about, and those of them that are lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Blame {
-    /// The ranks that died, aborted, left, did not come, or made another call than the others.
+    /// The ranks that died, aborted, left, did not arrive, or made a call that differs.
     pub(crate) ranks: Vec<usize>,
     /// The ranks among `ranks` whose processes have ended.
     pub(crate) lost: Vec<usize>,
@@ -36,9 +36,9 @@ impl Blame {
         Blame { ranks: renumber(&self.ranks), lost: renumber(&self.lost) }
     }
 
-    /// Returns the ranks to blame where ranks gave different things. `given` has what each rank
-    /// gave, in the order of the ranks. The ranks that agree with more than half of all ranks are
-    /// right. Where no thing was given so often, all ranks are to blame.
+    /// Returns the ranks to blame where the ranks gave different values. `given` has the value of
+    /// each rank, in the order of the ranks. If more than half of all ranks gave one value, the
+    /// other ranks are to blame. Otherwise all ranks are to blame.
     pub(crate) fn of_minority<T: PartialEq>(given: &[T]) -> Blame {
         let is_right = |thing: &T| 2 * given.iter().filter(|other| *other == thing).count() > given.len();
         Blame::of((0..given.len()).filter(|rank| !is_right(&given[*rank])))

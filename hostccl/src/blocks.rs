@@ -10,8 +10,8 @@ pub struct Block {
 }
 
 /// Returns the blocks of a buffer, one for each count. Without `starts` each block begins where the
-/// block before it ends. Fails when a block ends beyond any memory. Messages call the counts
-/// `name`.
+/// block before it ends. Fails when the end of a block in bytes does not fit an `isize`, because no
+/// memory is that large. The error calls the counts `name`.
 pub fn blocks(name: &str, counts: &[usize], starts: Option<&[usize]>, element: usize) -> Result<Vec<Block>, String> {
     let mut next = 0_usize;
     let mut blocks = Vec::with_capacity(counts.len());
@@ -73,7 +73,7 @@ pub fn check_apart(
         }
     }
     ranges.sort_unstable();
-    // The block of each buffer that ends last, among those that begin before the present one.
+    // For each buffer: the block that ends last among those that begin before the present one.
     let mut last: [Option<(usize, usize, &str, usize)>; 2] = [None; 2];
     for range in ranges {
         let (first, end, what, index) = range;
@@ -82,8 +82,12 @@ pub fn check_apart(
             last.iter().flatten().find(|(_, until, other, _)| first < *until && (is_written || *other == "recv"));
         if let Some((other_first, other_end, other, other_index)) = before {
             return Err(format!(
-                "block {other_index} of {other} [{other_first:#x}, {other_end:#x}) and block {index} of {what} [{first:#x}, {end:#x}) overlap{}: pass blocks that are apart",
-                if in_place.is_some() { ", but not as in place" } else { "" }
+                "block {other_index} of {other} [{other_first:#x}, {other_end:#x}) and block {index} of {what} [{first:#x}, {end:#x}) overlap{}",
+                match in_place {
+                    Some(_) =>
+                        ", but not at the exact addresses of an in-place call: pass blocks that do not overlap, or the in-place addresses",
+                    None => ": pass blocks that do not overlap",
+                }
             ));
         }
         let last = &mut last[usize::from(is_written)];
@@ -128,7 +132,11 @@ mod tests {
         assert!(check(&[(0, 2)], 1000, &[(0, 2)], None).is_err());
         // In place, one block is both.
         assert!(check(&[(5, 2)], 1000, &[(0, 5), (5, 2), (7, 1)], Some((0, 1))).is_ok());
-        assert!(check(&[(5, 2)], 1000, &[(0, 6), (6, 2)], Some((0, 1))).unwrap_err().contains("as in place"));
+        assert!(
+            check(&[(5, 2)], 1000, &[(0, 6), (6, 2)], Some((0, 1)))
+                .unwrap_err()
+                .contains("not at the exact addresses of an in-place call")
+        );
         assert!(check(&[(0, 5), (5, 2)], 1000, &[(5, 2)], Some((1, 0))).is_ok());
         assert!(check(&[(4, 2), (5, 2)], 1000, &[(5, 2)], Some((1, 0))).is_err());
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// The size where the machine does not tell it.
+/// The size that is assumed where the machine reports none.
 const UNKNOWN: usize = 32 << 20;
 
 /// Returns how many bytes the largest cache of the first processor holds. Processors that share a
@@ -15,8 +15,8 @@ fn last_level() -> usize {
 }
 
 /// Whether the last-level cache cannot hold results of this many bytes, counted over all ranks. Such
-/// results are written with stores that bypass the caches, because an ordinary store
-/// first reads the cache line that it overwrites.
+/// results are written with stores that bypass the caches, because an ordinary store first reads
+/// the cache line that it overwrites.
 #[inline]
 pub(crate) fn is_too_small_for(results: usize) -> bool {
     results >= last_level()
@@ -50,7 +50,7 @@ fn by_libc() -> Option<usize> {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_LEVEL3_CACHE_SIZE) }).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Returns `None`: this C library does not know.
+/// Returns `None`, because this C library does not report the size.
 #[cfg(not(target_env = "gnu"))]
 fn by_libc() -> Option<usize> {
     None

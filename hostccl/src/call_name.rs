@@ -5,13 +5,13 @@
 
 use std::cell::Cell;
 
-/// The longest name in bytes, the zero at its end included.
+/// The length of a name's field in bytes. A shorter name is filled up with zeros.
 pub(crate) const NAME_BYTES: usize = 32;
 
 /// The name under which a call is issued. It is the same on all ranks of the call.
 // A name is copied in pieces of 16 bytes. A processor reads quickly what it has just written only
-// where the read lies within one write. The text is written in such pieces, so it comes first.
-// Behind the tag, each piece would hold parts of two writes.
+// where the read lies within one write. The text is written in such pieces, so it comes first. If
+// the tag of 8 bytes came first, each piece of the copy would hold parts of two writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Name {
@@ -49,7 +49,8 @@ impl Name {
         is_free
     }
 
-    /// Returns the name of the call that the calling thread is about to begin.
+    /// Returns the name of the call that the calling thread is about to begin. The call after that
+    /// has no name unless it gets one.
     pub(crate) fn take_next() -> Name {
         NEXT.replace(Name::NONE)
     }

@@ -50,12 +50,12 @@ pub(crate) struct Comm {
     pub(crate) rails: Option<Box<Rails>>,
     /// This rank's knowledge of the ranks on other hosts; `None` where there is no `span`.
     pub(crate) remote: Option<Remote>,
-    /// The ranks that are known to share this machine, and their processors, as known when this
-    /// communicator was made. They are those of this communicator, or those of the larger one from
+    /// How many ranks share this machine, and how many processors they have, as known when this
+    /// communicator was made. Both numbers count this communicator, or the larger communicator from
     /// which it was made.
     born: Crowd,
-    /// The same ranks as in `born`, with the processors of all ranks of this host. It is empty until
-    /// all of these ranks have arrived.
+    /// This is `born`, with the processors of all ranks of this host counted in. It is empty until
+    /// all ranks of this host have arrived.
     crowd: OnceLock<Crowd>,
     /// How messages name the communicator and its ranks.
     pub(crate) labels: Labels,
@@ -64,14 +64,15 @@ pub(crate) struct Comm {
     /// How many steps this rank has ended. Only a call that is inside the collectives' place
     /// changes it.
     step: AtomicU64,
-    /// For each rank, the number of its last new segment that this rank has joined or passed over.
+    /// For each rank, the number of the last segment that it offered for a shrink and that this
+    /// rank has joined or passed over.
     segments_taken: Vec<AtomicU32>,
     /// Raised by `ncclCommAbort`, which may happen before the communicator exists.
     aborted: Arc<AtomicBool>,
     /// Raised by `ncclCommFinalize`: new operations are refused.
     finalized: AtomicBool,
-    /// Raised by this rank's `ncclCommRevoke`. From then on the communicator can only be freed, or
-    /// others made of it.
+    /// Raised by this rank's `ncclCommRevoke`. From then on the communicator can only be split,
+    /// shrunk or freed.
     revoked: AtomicBool,
     /// The id that this rank has made for the growth of the communicator, until the id is used.
     growth: Mutex<Option<Id>>,
@@ -82,8 +83,8 @@ pub(crate) struct Comm {
     /// segment. From then on all errors of this rank tell of this failure, even after the other
     /// failure is written.
     local_failure: OnceLock<Error>,
-    /// How long a wait without progress may last, in milliseconds; 0 for the time of the process's
-    /// environment.
+    /// How long a wait without progress may last, in milliseconds. With 0, `HOSTCCL_TIMEOUT_MS`
+    /// applies.
     timeout_millis: AtomicU64,
     /// A question of the library that embeds the engine, which may end blocked calls; empty where
     /// none is set.
@@ -145,7 +146,7 @@ impl Comm {
         self.joined.elapsed() < NEW
     }
 
-    /// The ranks that are known to share this machine, and their processors.
+    /// How many ranks are known to share this machine, and how many processors they have.
     pub(crate) fn crowd(&self) -> Crowd {
         let header = self.segment.header();
         if self.crowd.get().is_none() && header.arrived.value() as usize != self.nranks {
@@ -179,8 +180,8 @@ impl Comm {
         &self.labels.comm_name
     }
 
-    /// Fails with the error that ended the communicator. It costs four loads while there is none.
-    /// In a communicator over several hosts it takes the news first.
+    /// Fails with the error that ended the communicator. While there is none, this check costs four
+    /// loads. In a communicator over several hosts, it first handles the news of other hosts.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         match self.is_sound() {
@@ -190,9 +191,9 @@ impl Comm {
     }
 
     /// Returns `blocked`, the answer of an operation that waits. Fails with the error that ended
-    /// the communicator, unless the blocker's word has changed. Then the operation is polled again,
-    /// because it may have succeeded on all other ranks: a rank may have ended its call, and then
-    /// the communicator, after this rank read the word.
+    /// the communicator, unless the blocker's word has changed. The operation is then polled again.
+    /// Another rank may have completed this call and then ended the communicator, so this call may
+    /// still succeed.
     ///
     /// Such a rank read or wrote the last value of the word before it wrote its failure, with
     /// `Release`. This rank reads the failure with `Acquire` before it reads the word again. So
@@ -251,7 +252,8 @@ impl Comm {
         if !is_late {
             return Some(error);
         }
-        // The others missed this rank. To this rank, another one than itself would look late.
+        // The others waited too long for this rank, and the failure blames it. So on this rank the
+        // error says that this rank itself came too late.
         let blame = error.blame().clone();
         let message = format!("{} came too late; the others were told: {}", self.own_label(), error.message());
         Some(Error::new(ncclTimeout, message).by(blame))
@@ -365,8 +367,8 @@ impl Comm {
     }
 
     /// The failure, with the message of the rank that found it. `None` while there is none. A rank
-    /// that has failed while another one wrote its failure goes on with its own, so all its errors
-    /// tell of one failure.
+    /// that failed while another rank was writing its failure keeps its own failure, so that all
+    /// errors of this rank report one failure.
     pub(crate) fn written_failure(&self) -> Option<Error> {
         self.local_failure.get().cloned().or_else(|| self.segment.header().failure.error())
     }
@@ -376,13 +378,14 @@ impl Comm {
         timeout::from_millis(self.timeout_millis.load(Ordering::Relaxed))
     }
 
-    /// Sets how long a wait without any progress may last, in milliseconds; 0 for the time of the
-    /// process's environment.
+    /// Sets how long a wait without any progress may last, in milliseconds. With 0,
+    /// `HOSTCCL_TIMEOUT_MS` applies.
     pub(crate) fn set_timeout(&self, millis: u64) {
         self.timeout_millis.store(millis, Ordering::Relaxed);
     }
 
-    /// Sets the question that may end blocked calls. The first question that is set stays.
+    /// Sets the question that may end blocked calls. Where a question is set already, that question
+    /// stays.
     pub(crate) fn set_interrupt(&self, interrupt: Interrupt) {
         let _ = self.interrupt.set(interrupt);
     }
@@ -454,6 +457,12 @@ impl Comm {
             (Blocker::HostNames { moved, .. }, Some(span)) => Some(Watch { event: span.wire.moved(), seen: moved }),
             _ => None,
         }
+    }
+
+    /// Whether this rank may have several calls under way that move bytes to other hosts.
+    pub(crate) fn has_several_calls(&self) -> bool {
+        let messages = self.remote.as_ref().map_or(0, Remote::calls_under_way);
+        messages + usize::from(self.places.has_collective()) > 1
     }
 
     /// Returns "rank 3 (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)", for a seat.

@@ -22,8 +22,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a configuration. Fields that are unset keep their values of `inherited`, and NULL
-    /// counts as a configuration in which all fields are unset.
+    /// Reads a configuration. An unset field gets its value from `inherited`. NULL counts as a
+    /// configuration in which all fields are unset.
     ///
     /// # Safety
     /// `raw` is NULL or points to `raw->size` readable bytes.

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 const WORDS: usize = 16;
 
 /// The processors on which a rank may run, as bits, in shared memory. The set is empty where the
-/// kernel does not tell, and where it has more than 1024 processors.
+/// kernel refuses to report them, and where the kernel has more than 1024 processors.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct Processors([AtomicU64; WORDS]);
@@ -66,8 +66,9 @@ fn own_number() -> usize {
     own_numbers().0
 }
 
-/// Returns the number of processors that ranks get out of `together`. Where a quota leaves this
-/// process fewer processors than its mask has, the other ranks most likely share the quota.
+/// Returns how many processors the ranks can use, if their masks together have `together`
+/// processors. Where a quota leaves this process fewer processors than its mask has, the other
+/// ranks most likely share the quota.
 fn within_quota(together: usize) -> usize {
     let (available, masked) = own_numbers();
     if available < masked { together.min(available) } else { together }
@@ -82,7 +83,7 @@ fn own_numbers() -> (usize, usize) {
 }
 
 /// Returns how many processors were in the mask of the first thread that asked; 0 where the kernel
-/// does not tell.
+/// refuses to report the mask.
 fn masked_number() -> usize {
     static NUMBER: OnceLock<usize> = OnceLock::new();
     *NUMBER.get_or_init(count_own_mask)
@@ -93,7 +94,7 @@ fn count_own_mask() -> usize {
 }
 
 /// Returns the processors on which the calling thread may run, or an empty set where the kernel
-/// does not tell.
+/// refuses to report them.
 fn own_mask() -> [u64; WORDS] {
     let mut mask = [0_u64; WORDS];
     // SAFETY: the mask is valid for its size. The kernel refuses a size that is too small.

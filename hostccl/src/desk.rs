@@ -6,7 +6,7 @@
 //! waits on the wire or asks a communicator for its failure. The wire's thread takes them at each
 //! tick.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
@@ -20,10 +20,12 @@ use crate::wire::{Notice, Peer, Wire};
 const KEPT_FOR: Duration = Duration::from_secs(60);
 /// The most notices that are kept for communicators that are not registered.
 const MOST_KEPT: usize = 256;
-/// How often a thread that wants the latest news lets the wire make progress.
+/// The most times that a thread which wants the latest news lets the wire make progress.
 const PASSES: usize = 4;
-/// The most ranks for which a desk remembers that they have left their communicators.
-const MOST_LEFT: usize = 1024;
+/// The most ranks for which a desk remembers that they have left their communicators. The desk
+/// cannot tell a communicator that it has forgotten from one that this process is about to join, so
+/// it answers no question about either.
+const MOST_LEFT: usize = 16 << 10;
 
 /// One end of a communicator that has ranks on other hosts.
 pub(crate) trait Member: Send + Sync {
@@ -62,8 +64,10 @@ struct State {
     /// Notices about communicators that have no member yet, with the times at which they came.
     kept: VecDeque<(Instant, Notice)>,
     /// The ranks of this process that have left their communicators, with the numbers of the
-    /// communicators.
+    /// communicators, in the order in which they left.
     left: VecDeque<(u64, usize)>,
+    /// The entries of `left`, to find one quickly.
+    left_by_key: HashSet<(u64, usize)>,
 }
 
 impl Debug for Desk {
@@ -132,9 +136,13 @@ impl Desk {
     pub(crate) fn note_left(&self, comm: u64, rank: usize) {
         let mut state = self.lock();
         if state.left.len() == MOST_LEFT {
-            state.left.pop_front();
+            if let Some(oldest) = state.left.pop_front() {
+                state.left_by_key.remove(&oldest);
+            }
         }
-        state.left.push_back((comm, rank));
+        if state.left_by_key.insert((comm, rank)) {
+            state.left.push_back((comm, rank));
+        }
     }
 
     /// Whether this process has an end of a communicator on this wire that it has not left. When two
@@ -146,34 +154,45 @@ impl Desk {
 
     /// Whether a rank of this process has left a communicator.
     pub(crate) fn has_left(&self, comm: u64, rank: usize) -> bool {
-        self.lock().left.contains(&(comm, rank))
+        self.lock().left_by_key.contains(&(comm, rank))
     }
 
     /// Takes all news that has reached this machine, also what nobody has read from the wire yet. If
-    /// another thread is taking news, this function returns when that thread has taken it.
+    /// another thread is taking news, this function returns when that thread has handed it over.
     pub(crate) fn catch_up(&self) {
-        // A pass reads a part of what has come. A long message may come all the time.
+        // One pass reads only a part of the bytes that have arrived. The number of passes has a
+        // limit, because bytes of a long message may go on arriving.
         let _ = (0..PASSES).find(|_| !self.wire.progress());
-        drop(self.reading.lock());
-        self.take();
+        // The list is declared before the lock is taken, as `read` requires.
+        let mut told = Vec::new();
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        self.read(&mut told);
     }
 
     /// Takes the wire's news, unless nothing has moved on the wire since a thread last took it, or
     /// another thread is taking it now.
     pub(crate) fn take(&self) {
-        let moved = self.wire.moved().value();
-        if self.seen.load(Ordering::Acquire) == moved {
+        if self.seen.load(Ordering::Acquire) == self.wire.moved().value() {
             return;
         }
-        // This list keeps the members alive until `_reading` is unlocked, because the drop of a
-        // member may take that lock. Variables are dropped in the reverse order of their
-        // declarations.
-        let mut told: Vec<Arc<dyn Member>> = Vec::new();
+        let mut told = Vec::new();
         let _reading = match self.reading.try_lock() {
             Ok(reading) => reading,
             Err(TryLockError::Poisoned(reading)) => reading.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
+        self.read(&mut told);
+    }
+
+    /// Takes the wire's news and hands it over, unless nothing has moved since a thread last took
+    /// the news. The caller has locked `reading`. The list `told` keeps the members alive until the
+    /// lock is released, because the drop of a member may take that lock. So the caller declares
+    /// the list before it takes the lock: variables are dropped in the reverse order.
+    fn read(&self, told: &mut Vec<Arc<dyn Member>>) {
+        let moved = self.wire.moved().value();
+        if self.seen.load(Ordering::Acquire) == moved {
+            return;
+        }
         self.seen.store(moved, Ordering::Release);
         let (notices, lost) = self.wire.news();
         for notice in notices {

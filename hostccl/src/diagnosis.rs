@@ -14,8 +14,8 @@ use crate::types::*;
 /// Says in errors what to do about two names that share a communicator.
 const SHARED: &str = "the two names share one communicator: call along them in one order on all ranks, or give one of them a communicator of its own (DM_DIM_OWN_COMM)";
 
-/// Returns the message for calls under two names that share a communicator, where this rank has
-/// waited for so long.
+/// Returns the message for calls under two names that share a communicator. `millis` is how long
+/// this rank has waited.
 fn no_match(calls: &str, millis: u128) -> String {
     format!("{calls}: no matching call came within {millis} ms; {SHARED}")
 }
@@ -92,8 +92,8 @@ const OTHERS_TELL: Duration = Duration::from_secs(1);
 /// does. Over several hosts, a rank asks the rank for which it waits (the blocker). If the blocker
 /// waits for another rank, it can name the missing rank, so this rank waits until the blocker's
 /// time is up. The blocker's time may end later than this rank's time, because the blocker may have
-/// made progress later. If all ranks have one timeout, it ends at most `timeout` later. So no rank
-/// is blamed only because it waits for the missing rank.
+/// made progress later. With equal timeouts, the blocker's time ends at most one timeout after this
+/// rank's. So no rank is blamed only because it waits for the missing rank.
 pub(crate) fn is_due(comm: &Comm, blocker: Blocker, timeout: Duration, over: Duration) -> bool {
     let Some(span) = &comm.span else { return true };
     let (asked, evident) = match blocker {
@@ -147,8 +147,8 @@ pub(crate) fn end_if_peer_waits(comm: &Comm, call: &str) -> Result<()> {
     Err(comm.fail_in(ncclInvalidUsage, Blame::of([comm.rank, rank]), &message, &theirs))
 }
 
-/// Does what [`end_if_peer_waits`] does for ranks of other hosts. Their messages tell that they are
-/// in a collective, and not in which.
+/// Does what [`end_if_peer_waits`] does for ranks of other hosts. Their messages show that they are
+/// in a collective, but not in which one.
 fn end_if_other_host_waits(comm: &Comm, call: &str) -> Result<()> {
     let Some(span) = comm.span.as_ref().filter(|_| !comm.places.has_collective()) else { return Ok(()) };
     span.wire.progress();

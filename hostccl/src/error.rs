@@ -60,7 +60,8 @@ impl Error {
         Error::new(ncclInternalError, "the communicator was aborted by ncclCommAbort in this process")
     }
 
-    /// Returns a refusal of the operating system, with the text of `errno` and what to do about it.
+    /// Returns `ncclSystemError`: the operating system has refused `what`. The message has the text
+    /// of `errno`, and says what to do about it.
     pub(crate) fn system(what: &str, reason: std::io::Error) -> Error {
         Error::new(ncclSystemError, format!("{what}: {}", machine::explained(&reason)))
     }
@@ -90,6 +91,19 @@ impl Error {
         first.filter(|_| self.code != ncclInvalidUsage)
     }
 
+    /// Returns this error with a note behind the message.
+    pub(crate) fn noting(mut self, note: &str) -> Error {
+        self.message = format!("{}; {note}", self.message);
+        self
+    }
+
+    /// Returns this error, which came from another process, without the ranks that a communicator of
+    /// `nranks` ranks does not have.
+    pub(crate) fn of_ranks_below(self, nranks: usize) -> Error {
+        let blame = self.blame.renumbered(|rank| (rank < nranks).then_some(rank));
+        self.by(blame)
+    }
+
     /// Returns this error with `call`, which met the error, in front of the message.
     pub(crate) fn within(mut self, call: &str) -> Error {
         self.message = format!("{call}: {}", self.message);
@@ -102,6 +116,9 @@ impl Error {
 struct Last {
     /// The message as C reads it; empty when there was no error.
     text: CString,
+    /// Earlier messages that C may still read. A call that succeeds may make another error the last
+    /// one, and the program may read the string that it has until its next failing call.
+    kept: Vec<CString>,
     /// The error; `None` when there was none.
     error: Option<Error>,
 }
@@ -112,14 +129,44 @@ thread_local! {
     static IS_FRESH: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes `error`, with `message` in place of its own, this thread's last error.
+impl Last {
+    /// Makes `error` the last one. The strings that C may read stay where they are.
+    fn replace(&mut self, error: Error, text: CString) {
+        self.error = Some(error);
+        if self.text == text {
+            return;
+        }
+        // A program may ask again and again for the states of several communicators.
+        let known = self.kept.iter().position(|kept| *kept == text);
+        let text = known.map_or(text, |known| self.kept.swap_remove(known));
+        self.kept.push(std::mem::replace(&mut self.text, text));
+    }
+}
+
+/// Makes `error`, with `message` in place of its own, this thread's last error, because a call
+/// fails.
 pub(crate) fn remember(error: Error, message: &str) {
-    let text: Vec<u8> = message.bytes().map(|byte| if byte == 0 || byte == b'\n' { b' ' } else { byte }).collect();
-    let last = Last { text: CString::new(text).unwrap_or_default(), error: Some(error) };
+    let text = c_text(message);
+    note_last(|last| *last = Last { text, kept: Vec::new(), error: Some(error) });
+}
+
+/// Makes `error`, the state of a communicator, this thread's last error, while the call that asks
+/// for the state succeeds.
+pub(crate) fn remember_state(error: Error) {
+    let text = c_text(error.message());
+    note_last(|last| last.replace(error, text));
+}
+
+fn note_last(change: impl FnOnce(&mut Last)) {
     // A thread that is about to end has no such variables any more, and nobody can read its last
     // error.
-    let _ = LAST.try_with(|place| *place.borrow_mut() = last);
+    let _ = LAST.try_with(|place| change(&mut place.borrow_mut()));
     let _ = IS_FRESH.try_with(|is_fresh| is_fresh.set(true));
+}
+
+fn c_text(message: &str) -> CString {
+    let text: Vec<u8> = message.bytes().map(|byte| if byte == 0 || byte == b'\n' { b' ' } else { byte }).collect();
+    CString::new(text).unwrap_or_default()
 }
 
 /// Notes that the thread's last error, if there is one, belongs to an earlier call.
@@ -250,5 +297,25 @@ mod tests {
         assert_eq!(last_text(), "f: rank 3 of 2");
         assert_eq!(guard("f", || Ok(ncclSuccess)), ncclSuccess);
         assert_eq!(last_text(), "f: rank 3 of 2", "a success leaves the last error alone");
+    }
+
+    #[test]
+    fn a_string_stays_readable_while_no_call_fails() {
+        remember(Error::usage("the first"), "the first");
+        let first = last();
+        for _ in 0..3 {
+            for state in ["the first", "a longer second state", "a third"] {
+                remember_state(Error::usage(state));
+                // SAFETY: the string is valid until the next failing call.
+                assert_eq!(unsafe { CStr::from_ptr(last()) }.to_str(), Ok(state));
+            }
+        }
+        // SAFETY: as above; no call has failed since.
+        assert_eq!(unsafe { CStr::from_ptr(first) }, c"the first");
+        remember_state(Error::usage("the first"));
+        assert_eq!(last(), first, "the string of an error that comes again is the same");
+        assert_eq!(LAST.with_borrow(|last| last.kept.len()), 2, "each string is kept once");
+        remember(Error::usage("the last"), "the last");
+        assert_eq!(LAST.with_borrow(|last| last.kept.len()), 0);
     }
 }

@@ -21,7 +21,8 @@
 //!
 //! If the parent held nothing at the time of the fork (no world, no communicator and no store), the
 //! child may use this library. A unique id does not count, because programs make an id and then
-//! fork their ranks. The first world, communicator or store registers the handlers.
+//! fork their ranks. The first world, communicator, store, or id that this process serves over the
+//! network registers the handlers.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -75,7 +76,8 @@ const SECTION: u32 = u32::MAX;
 /// wait for itself. After this time the fork goes on without the lock.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Takes [`LOCK`] for `owner`. Gives up after `patience`, and returns whether it has the lock.
+/// Takes [`LOCK`] for `owner`. Gives up after `patience`; with `None` it never gives up. Returns
+/// whether it has the lock.
 fn take(owner: u32, patience: Option<Duration>) -> bool {
     let since = Instant::now();
     let mut tries = 0;
@@ -339,12 +341,6 @@ impl<T: AsRawFd> Drop for Private<T> {
     }
 }
 
-/// Runs `work` while no thread forks, so that a child finds no lock that `work` holds. `work` is
-/// short, takes locks by trying only, and opens nothing.
-pub(crate) fn without_forks<R>(work: impl FnOnce() -> R) -> R {
-    section(work)
-}
-
 /// Maps shared memory that is not mapped in forked children. `map` makes the mapping and returns
 /// its address.
 pub(crate) fn map_apart(bytes: usize, map: impl FnOnce() -> *mut libc::c_void) -> *mut libc::c_void {
@@ -360,7 +356,9 @@ pub(crate) fn map_apart(bytes: usize, map: impl FnOnce() -> *mut libc::c_void) -
 }
 
 mod closed;
+mod inherited;
 #[cfg(test)]
 mod tests;
 
 pub use self::closed::Closed;
+pub(crate) use self::inherited::Inherited;

@@ -62,7 +62,7 @@ macro_rules! for_each_function {
             /// refused with `ncclInvalidUsage`. The other ranks call it as well before they split
             /// or shrink `comm`. `flags` is 0. Does not wait for other ranks.
             fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
-            /// Makes the id by which new ranks come to the next `ncclCommGrow` of `comm`. One rank
+            /// Makes the id by which new ranks join the next `ncclCommGrow` of `comm`. One rank
             /// of `comm` calls this, and lives until the growth is done. The rank can make another
             /// id when the growth has used this one. Local.
             fn ncclCommGetUniqueId(comm: ncclComm_t, unique_id: *mut ncclUniqueId) -> ncclResult_t;
@@ -123,11 +123,11 @@ macro_rules! for_each_function {
             /// Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
             /// Extension: sets the numbers by which messages name the ranks of `comm`: their ranks
-            /// in a larger set, one for each rank. The first numbers that are set stay.
+            /// in a larger set, one for each rank. A second call for `comm` changes nothing.
             /// Communicators that are split or shrunk from `comm` inherit them. Local.
             fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> ncclResult_t;
             /// Extension: fails when `comm` has failed. It ends `comm` when another rank waits in a
-            /// collective that this rank has not begun and does not begin, because this rank is in
+            /// collective that this rank has not begun and will not begin, because this rank is in
             /// `call` instead. Both sides get `ncclInvalidUsage`. Local.
             fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) -> ncclResult_t;
             /// Extension: makes the blocked calls of this rank on `comm` ask `question`, for the
@@ -196,9 +196,10 @@ macro_rules! for_each_function {
             /// Extension: sends `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on
             /// to each rank `r`, and receives `recvcounts[r]` elements from it at element
             /// `rdispls[r]` of `recvbuff`. The arrays have one number for each rank, and are
-            /// copied. Without `sdispls` or `rdispls` the blocks follow each other. What one rank
-            /// sends is what the other expects; otherwise all ranks get `ncclInvalidUsage`. The
-            /// blocks that are received overlap nothing. Collective.
+            /// copied. Without `sdispls` or `rdispls` the blocks follow each other. The count
+            /// that one rank sends must be the count that the other rank expects. Otherwise all
+            /// ranks get `ncclInvalidUsage`. The blocks that are received overlap nothing.
+            /// Collective.
             fn hostcclAlltoAllv(
                 sendbuff: *const c_void, sendcounts: *const usize, sdispls: *const usize, recvbuff: *mut c_void,
                 recvcounts: *const usize, rdispls: *const usize, datatype: ncclDataType_t, comm: ncclComm_t,
@@ -232,7 +233,10 @@ macro_rules! for_each_function {
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 root: c_int, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Sends `count` elements to `peer`. It returns when the peer has taken them all.
+            /// Sends `count` elements to `peer`. It returns when the peer has taken them all. If
+            /// the peer is on another host, it returns when the peer has made its call and the
+            /// kernel of this host has taken all elements; the crate's documentation has an
+            /// exception.
             fn ncclSend(
                 sendbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t,
                 stream: cudaStream_t

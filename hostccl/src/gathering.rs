@@ -32,8 +32,7 @@ const LONGEST_RECORD: usize = (64 << 10) + 256;
 const _: () = assert!(LONGEST_RECORD <= crate::wire::EAGER_BYTES);
 /// The most bytes of all hosts' payloads together, in the ring.
 const PAYLOADS: usize = 64 << 10;
-/// The payload that each host may have in the ring in any case, however many hosts there are, in
-/// bytes.
+/// The payload in bytes that each host may have in the ring, however many hosts there are.
 const LEAST_PAYLOAD: usize = 1 << 10;
 /// The most tags of names that a host tells in a record.
 pub(crate) const MOST_TAGS: usize = 64;

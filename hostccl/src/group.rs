@@ -7,7 +7,7 @@
 //! calls by itself, while it holds no other turn, so no circle of waiting threads can arise.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -70,6 +70,11 @@ impl Drop for Group {
     }
 }
 
+/// The note in the error of a group that performed no call.
+const NOTHING_DONE: &str = "nothing of this group was performed";
+/// The note in the error of a group that failed on one of its communicators.
+const OTHERS_DONE: &str = "the calls of this group on other communicators were performed, unless they failed, too";
+
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::new(Group::default());
     /// Whether calls that end in the background get no thread of their own.
@@ -92,7 +97,7 @@ pub fn without_thread<T>(begin: impl FnOnce() -> T) -> T {
     begin()
 }
 
-/// Starts a group, or one inside the open group.
+/// Starts a group. Where a group is open, the new group is inside it.
 pub(crate) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
@@ -114,7 +119,7 @@ pub(crate) fn end() -> Result<ncclResult_t> {
     match whole {
         None => Ok(ncclSuccess),
         Some(mut group) => match group.error.take() {
-            Some(error) => Err(error),
+            Some(error) => Err(error.noting(NOTHING_DONE)),
             None => {
                 group.recorded.iter().for_each(RawRecord::start);
                 let done = perform(std::mem::take(&mut group.tasks))?;
@@ -214,7 +219,8 @@ pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -
         }
         Task::Message(message) if !is_to_self(message) => progress::run(message)?,
         Task::Remote(message) => progress::run(message)?,
-        // A message to its own rank meets no other call outside a group, which is an error.
+        // Outside a group, a message of a rank to itself meets no other call. `perform` reports
+        // this error.
         Task::Message(_) | Task::Init(_) | Task::Child(_) => return perform(vec![made?]),
     }
     Ok(ncclSuccess)
@@ -224,6 +230,7 @@ pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -
 /// thread ([`without_thread`]). The other calls are performed here. A split that shares its lane
 /// with a collective is performed here, because two threads may not be in one lane.
 fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
+    check_to_self(&tasks)?;
     if tasks.iter().all(Task::blocks) {
         return drive(tasks).map(|()| ncclSuccess);
     }
@@ -231,6 +238,7 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     let (tasks, mut background): (Vec<Task>, Vec<Task>) =
         tasks.into_iter().partition(|task| task.blocks() || task.lane().is_some_and(|lane| lanes_here.contains(&lane)));
     let in_progress = !background.is_empty();
+    let mut started = Ok(());
     if in_progress {
         for task in &mut background {
             if let Task::Child(child) = task {
@@ -252,24 +260,28 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
             let _here = DrivenHere::new(tasks.iter().flat_map(handles));
             drop(drive(tasks));
         };
-        thread::spawn("dm-make-comm", work).map_err(|reason| {
+        started = thread::spawn("dm-make-comm", work).map(drop).map_err(|reason| {
             let error = Error::new(ncclSystemError, machine::no_thread(&reason));
-            for task in background.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+            let mut refused = background.lock().unwrap_or_else(PoisonError::into_inner);
+            let failed: BTreeSet<usize> = refused.iter().filter_map(Task::lane).map(|(comm, ..)| comm).collect();
+            for task in refused.iter_mut() {
                 match task {
                     Task::Init(init) => init.refuse(&error),
                     Task::Child(child) => child.refuse(&error),
                     Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => {}
                 }
             }
-            error
-        })?;
+            let is_other = |task: &Task| task.lane().is_none_or(|(comm, ..)| !failed.contains(&comm));
+            if tasks.iter().any(is_other) { error.noting(OTHERS_DONE) } else { error }
+        });
     }
-    drive(tasks)?;
+    let driven = drive(tasks);
+    started.and(driven)?;
     Ok(if in_progress { ncclInProgress } else { ncclSuccess })
 }
 
-/// The handles that get the outcome of a task in the background. A thread waits for the task on the
-/// first of these handles.
+/// The handles that get the outcome of a task in the background. A thread that waits for the task
+/// waits on the first of these handles.
 fn handles(task: &Task) -> Vec<&Arc<Handle>> {
     match task {
         Task::Init(init) => vec![init.handle()],
@@ -312,10 +324,12 @@ fn keep_without_thread(task: Task) -> Option<Task> {
     kept.err().map(|refused| refused.task)
 }
 
-/// Sorts calls into lanes and drives the lanes to their ends.
+/// Sorts calls into lanes and drives the lanes to their ends. When a message of a rank to itself
+/// fails, the other lanes are driven before this function returns that failure.
 fn drive(tasks: Vec<Task>) -> Result<()> {
     let mut tasks: Vec<Option<Task>> = tasks.into_iter().map(Some).collect();
-    deliver_to_self(&mut tasks)?;
+    let to_self = take_to_self(&mut tasks);
+    let delivered = deliver_to_self(&to_self);
     let mut lanes: Vec<Lane<'_, Task>> = Vec::new();
     let mut lane_of: BTreeMap<(usize, Place, u64), usize> = BTreeMap::new();
     for slot in &mut tasks {
@@ -327,7 +341,11 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
             None => lanes.push(Lane::new(slot)),
         }
     }
-    progress::run_all(&mut lanes)
+    let driven = progress::run_all(&mut lanes);
+    delivered.and(driven).map_err(|error| {
+        let comms: BTreeSet<usize> = lane_of.keys().map(|(comm, ..)| *comm).chain(to_self.into_keys()).collect();
+        if comms.len() > 1 { error.noting(OTHERS_DONE) } else { error }
+    })
 }
 
 /// Whether a rank sends the message to itself, or receives it from itself.
@@ -335,29 +353,52 @@ fn is_to_self(message: &Message) -> bool {
     message.peer() == message.communicator().rank
 }
 
-/// Delivers the messages that ranks send to themselves, and removes them from the list. On each
-/// communicator, the n-th send belongs to the n-th receive. Where their numbers differ, this
-/// function fails and delivers nothing.
-fn deliver_to_self(tasks: &mut [Option<Task>]) -> Result<()> {
-    let mut by_comm: BTreeMap<usize, (Vec<Message>, Vec<Message>)> = BTreeMap::new();
+/// The messages that ranks send to themselves: the sends and the receives of each communicator, by
+/// its address.
+type ToSelf = BTreeMap<usize, (Vec<Message>, Vec<Message>)>;
+
+/// Fails if, on some communicator, a rank sends itself more or fewer messages than it receives from
+/// itself. Runs before any call of the group begins.
+fn check_to_self(tasks: &[Task]) -> Result<()> {
+    let mut counts: BTreeMap<usize, (&Message, [usize; 2])> = BTreeMap::new();
+    for task in tasks {
+        let Task::Message(message) = task else { continue };
+        if is_to_self(message) {
+            let comm = Arc::as_ptr(message.communicator()).addr();
+            let (_, counts) = counts.entry(comm).or_insert((message, [0; 2]));
+            counts[usize::from(matches!(message.side(), Side::Recv(_)))] += 1;
+        }
+    }
+    let Some((any, [sent, received])) = counts.values().find(|(_, [sent, received])| sent != received) else {
+        return Ok(());
+    };
+    let error = Error::usage(format!(
+        "messages of {} to itself in one group: {sent} sent and {received} received; each send and its receive belong in one group",
+        any.communicator().own_label(),
+    ));
+    Err(if tasks.len() > 1 { error.noting(NOTHING_DONE) } else { error })
+}
+
+/// Removes the messages that ranks send to themselves from the list.
+fn take_to_self(tasks: &mut [Option<Task>]) -> ToSelf {
+    let mut to_self = ToSelf::new();
     for slot in tasks {
         let own = slot.take_if(|task| matches!(task, Task::Message(message) if is_to_self(message)));
         if let Some(Task::Message(message)) = own {
-            let (sends, receives) = by_comm.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
+            let (sends, receives) = to_self.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
             if matches!(message.side(), Side::Send(_)) { sends.push(message) } else { receives.push(message) }
         }
     }
-    for (sends, receives) in by_comm.values() {
-        let Some(any) = sends.first().or(receives.first()).filter(|_| sends.len() != receives.len()) else { continue };
-        return Err(Error::usage(format!(
-            "messages of {} to itself in one group: {} sent and {} received; each send and its receive belong in one group",
-            any.communicator().own_label(),
-            sends.len(),
-            receives.len()
-        )));
+    to_self
+}
+
+/// Delivers the messages that ranks send to themselves. On each communicator, the n-th send belongs
+/// to the n-th receive. Returns the first failure, after the messages of the other communicators.
+fn deliver_to_self(to_self: &ToSelf) -> Result<()> {
+    let mut delivered = Ok(());
+    for (sends, receives) in to_self.values() {
+        let mut pairs = sends.iter().zip(receives);
+        delivered = delivered.and(pairs.try_for_each(|(send, receive)| send.deliver(receive)));
     }
-    for (sends, receives) in by_comm.values() {
-        sends.iter().zip(receives).try_for_each(|(send, receive)| send.deliver(receive))?;
-    }
-    Ok(())
+    delivered
 }

@@ -26,7 +26,7 @@ use crate::setup::InitOperation;
 use crate::turn::Pass;
 use crate::types::*;
 
-/// The data that each rank gives to the others.
+/// The data that each rank gives to the others in the exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Given {
     /// The number of ranks that the rank's program passed.
@@ -64,7 +64,7 @@ impl Given {
     }
 }
 
-/// How far a growth is.
+/// The stages of a growth.
 enum Stage {
     /// The ranks exchange what they know.
     Exchanging(SmallGather),
@@ -86,7 +86,7 @@ pub(crate) struct Grow {
     global_ranks: GlobalRanks,
     /// The name of the call.
     call: Name,
-    /// How far the growth is.
+    /// The stage that the growth has reached.
     stage: Stage,
     /// Whether the growth has begun and has not ended. Other ranks may wait for this one then.
     is_under_way: bool,
@@ -129,8 +129,8 @@ impl Grow {
         })
     }
 
-    /// Returns the id by which all ranks join. Fails when the ranks do not fit together. Every rank
-    /// finds the same error, so the parent stays usable.
+    /// Returns the id by which all ranks join. Fails when the ranks' arguments do not fit together.
+    /// Every rank gets the same error, so the parent stays usable.
     fn agree(&self, gather: &SmallGather) -> Result<Id> {
         let size = self.parent.whole().1;
         let given: Vec<Given> = (0..size).map(|rank| Given::of(gather.of(rank))).collect::<Result<_>>()?;
@@ -246,6 +246,13 @@ impl Operation for Grow {
         self.parent.timeout()
     }
 
+    fn is_matched(&self) -> bool {
+        match &self.stage {
+            Stage::Exchanging(gather) => gather.is_matched(),
+            Stage::Joining(_) => true,
+        }
+    }
+
     fn describe(&self) -> String {
         format!("ncclCommGrow to {} ranks on {}", self.nranks, self.parent.own_label())
     }
@@ -281,6 +288,28 @@ impl InitOperation for Grow {
         self.parent.end_growth(error);
     }
 
+    fn leave(&mut self) {
+        let failure = |comm: &Arc<Comm>| comm.check().err();
+        let why = |error: Option<Error>| error.unwrap_or_else(|| Error::usage("the growth was given up"));
+        let was_under_way = std::mem::take(&mut self.is_under_way);
+        match &mut self.stage {
+            Stage::Exchanging(gather) => {
+                // A failure of the parent has been reported already.
+                let _ = gather.pass().leave(&self.parent);
+                if was_under_way {
+                    self.parent.end_growth(&why(failure(&self.parent)));
+                }
+            }
+            Stage::Joining(join) => {
+                if was_under_way {
+                    let error = join.comm().and_then(failure).or_else(|| failure(&self.parent));
+                    join.fail(&why(error));
+                }
+                join.leave();
+            }
+        }
+    }
+
     fn lane(&self) -> Option<(&Arc<Comm>, Name)> {
         Some((&self.parent, self.call))
     }
@@ -288,22 +317,7 @@ impl InitOperation for Grow {
 
 impl Drop for Grow {
     fn drop(&mut self) {
-        let failure = |comm: &Arc<Comm>| comm.check().err();
-        let why = |error: Option<Error>| error.unwrap_or_else(|| Error::usage("the growth was given up"));
-        match &mut self.stage {
-            Stage::Exchanging(gather) => {
-                // A failure of the parent has been reported already.
-                let _ = gather.pass().leave(&self.parent);
-                if self.is_under_way {
-                    self.parent.end_growth(&why(failure(&self.parent)));
-                }
-            }
-            Stage::Joining(join) if self.is_under_way => {
-                let error = join.comm().and_then(failure).or_else(|| failure(&self.parent));
-                join.fail(&why(error));
-            }
-            Stage::Joining(_) => {}
-        }
+        self.leave();
     }
 }
 
@@ -377,6 +391,6 @@ mod tests {
         damaged[8 + 100] ^= 1;
         assert_eq!(Given::of(&damaged).unwrap_err().code(), ncclInvalidArgument);
         assert_eq!(Given::of(&[]).unwrap(), Given { nranks: 0, id: None, is_maker: false });
-        id.close();
+        id.close(None);
     }
 }

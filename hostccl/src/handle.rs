@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) use self::table::{find, insert, remove, with};
 pub(crate) use self::without_thread::WithoutThread;
 use self::without_thread::{Driver, Place};
+use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -42,7 +43,11 @@ pub(crate) struct Handle {
     comm: OnceLock<Arc<Comm>>,
     /// How many calls on this handle are in progress in the background. Joining counts as one.
     in_progress: AtomicU32,
-    /// Whether `error` has an error. It is read without the lock.
+    /// The tags of the names of the splits in progress in the background.
+    splits: Mutex<Vec<u64>>,
+    /// Whether `splits` has a tag. It is read without the lock, and changes only under the lock.
+    has_split: AtomicBool,
+    /// Whether `error` has an error. It is read without the lock, and changes only under the lock.
     failed: AtomicBool,
     /// How long the making of the communicator may wait without progress, in milliseconds; 0 where
     /// it is not set. The communicator gets the value when it is made. The lock is held until the
@@ -93,6 +98,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the error of a call on a handle whose other call is in progress in the background.
+#[cold]
+fn in_progress() -> Error {
+    Error::argument("the communicator is still in progress: ask ncclCommGetAsyncError until it says ncclSuccess")
+}
+
 /// The longest time for which an abort or a revocation waits for calls that it has ended.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How long a thread waits for a call that another thread drives, before it looks whether that
@@ -100,7 +111,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 const SECOND_LOOK: Duration = Duration::from_millis(20);
 
 impl Handle {
-    /// Returns a handle whose communicator is not made yet, with that call in progress.
+    /// Returns a handle whose communicator is not made yet. The call that makes the communicator
+    /// counts as in progress.
     pub(crate) fn new(rank: c_int, nranks: c_int, device: c_int, config: Config) -> Handle {
         Handle {
             rank,
@@ -111,6 +123,8 @@ impl Handle {
             global_ranks: GlobalRanks::default(),
             comm: OnceLock::new(),
             in_progress: AtomicU32::new(1),
+            splits: Mutex::default(),
+            has_split: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             timeout_millis: Mutex::new(0),
             error: Mutex::new(None),
@@ -123,18 +137,25 @@ impl Handle {
 
     /// Returns the communicator. Fails while a call on the handle is in progress in the background.
     pub(crate) fn ready(&self) -> Result<&Arc<Comm>> {
-        self.comm_unless_in_progress()?.ok_or_else(|| {
-            Error::argument(
-                "the communicator is still in progress: ask ncclCommGetAsyncError until it says ncclSuccess",
-            )
-        })
+        self.comm_unless_in_progress()?.ok_or_else(in_progress)
     }
 
-    /// Returns the communicator for an operation. A split of it may be in progress in the
-    /// background: the split and the operation take turns, as calls of several threads do.
-    pub(crate) fn for_operation(&self) -> Result<&Arc<Comm>> {
+    /// Returns the communicator for a message.
+    #[inline]
+    pub(crate) fn for_message(&self) -> Result<&Arc<Comm>> {
         self.check()?;
         self.comm.get().map_or_else(|| self.ready(), Ok)
+    }
+
+    /// Returns the communicator for a collective under a name. A split under another name may be in
+    /// progress; the two then take turns. While a split under the same name is in progress, the
+    /// collective is refused, because the ranks could not tell the two apart.
+    #[inline]
+    pub(crate) fn for_collective(&self, name: &Name) -> Result<&Arc<Comm>> {
+        match self.has_split.load(Ordering::Acquire) && lock(&self.splits).contains(&name.tag) {
+            true => Err(in_progress()),
+            false => self.for_message(),
+        }
     }
 
     /// Returns the communicator, or `None` while a call on the handle is in progress in the
@@ -151,7 +172,8 @@ impl Handle {
     #[inline]
     fn check(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
-            true => Err(lock(&self.error).clone().unwrap_or_else(Error::aborted)),
+            // Where there is no error any more, a revocation has removed it meanwhile.
+            true => lock(&self.error).clone().map_or(Ok(()), Err),
             false => Ok(()),
         }
     }
@@ -178,7 +200,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Sets the numbers by which messages name the ranks. The first numbers that are set stay.
+    /// Sets the numbers by which messages name the ranks. Where numbers are set already, these
+    /// numbers stay.
     pub(crate) fn set_global_ranks(&self, ranks: &[i32]) {
         let _ = self.global_ranks.set(ranks.into());
         if let Some(comm) = self.comm.get() {
@@ -191,9 +214,24 @@ impl Handle {
         timeout::from_millis(*lock(&self.timeout_millis))
     }
 
-    /// Counts a call that begins in the background.
-    pub(crate) fn begin(&self) {
+    /// Counts a call that begins in the background. `split` is the name of the call if it is a
+    /// split.
+    pub(crate) fn begin(&self, split: Option<Name>) {
+        if let Some(name) = split {
+            let mut splits = lock(&self.splits);
+            splits.push(name.tag);
+            self.has_split.store(true, Ordering::Release);
+        }
         self.in_progress.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Notes that a split of that name in the background is over.
+    pub(crate) fn end_split(&self, name: Name) {
+        let mut splits = lock(&self.splits);
+        if let Some(at) = splits.iter().position(|tag| *tag == name.tag) {
+            splits.swap_remove(at);
+        }
+        self.has_split.store(!splits.is_empty(), Ordering::Release);
     }
 
     /// Ends the call that makes the communicator, with its outcome.
@@ -277,14 +315,17 @@ impl Handle {
     /// Revokes the communicator: ends its calls on all ranks, and waits until no call of this rank
     /// is under way.
     pub(crate) fn revoke(&self) -> Result<()> {
-        let Some(comm) = self.comm.get() else { return self.ready().map(|_| ()) };
+        // If a join in the background ends just now, `ready` returns its communicator.
+        let comm = self.comm.get().map_or_else(|| self.ready(), Ok)?;
         comm.revoke()?;
         if !self.is_driven_here() {
             self.wait(LONGEST_WAIT);
         }
         // A call in the background may have failed. The communicator has ended for that call, too.
-        lock(&self.error).take();
+        let mut error = lock(&self.error);
+        *error = None;
         self.failed.store(false, Ordering::Release);
+        drop(error);
         comm.wait_until_idle(Some(LONGEST_WAIT))
     }
 

@@ -21,12 +21,12 @@ const NAME: &str = "DM_HOSTCCL_HOST";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Host {
     /// The hash of the kernel's boot id, which tells machines and reboots apart; 0 where `/proc`
-    /// does not tell.
+    /// does not show it.
     pub(crate) machine: u64,
     /// The hash of the boot id and the name of `DM_HOSTCCL_HOST`; 0 where neither is known.
     pub(crate) number: u64,
     /// The process-id namespace: process numbers mean nothing outside it. It is 0 where `/proc`
-    /// does not tell.
+    /// does not show it.
     pub(crate) namespace: u64,
     /// Whether the process shares memory with other processes.
     pub(crate) shares: bool,
@@ -37,7 +37,7 @@ impl Host {
     pub(crate) fn current() -> Result<Host> {
         let machine = boot_hash()?;
         let name = env::var_os(NAME).unwrap_or_default();
-        // The library trims the name, too.
+        // libdevicemesh trims the name, too (src/rendezvous/host.rs).
         let name = name.to_string_lossy();
         let number = match name.trim() {
             "" => machine,
@@ -46,8 +46,8 @@ impl Host {
         Ok(Host { machine, number, namespace: pid_namespace()?, shares: shares()? })
     }
 
-    /// Whether the processes may be on one host, as far as the numbers tell. A number that is 0 is
-    /// unknown.
+    /// Whether a process with these numbers may be on the host of this process. A number that is 0
+    /// is unknown, and so excludes nothing.
     pub(crate) fn may_reach(&self, number: u64, namespace: u64) -> bool {
         !differ(self.number, number) && !differ(self.namespace, namespace)
     }
@@ -68,8 +68,8 @@ pub(crate) fn differ(theirs: u64, mine: u64) -> bool {
     theirs != 0 && mine != 0 && theirs != mine
 }
 
-/// Returns the number that was read, and 0 where this machine hides it. Another error is passed on,
-/// because it says nothing about the machine, for example that this process can open no more files.
+/// Returns the number that was read, and 0 where this machine hides it. Other errors are passed on,
+/// because they say nothing about the machine. For example, the process may have no file left.
 fn known(answer: io::Result<u64>) -> Result<u64> {
     match answer {
         Err(reason) if !matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
@@ -79,7 +79,7 @@ fn known(answer: io::Result<u64>) -> Result<u64> {
     }
 }
 
-/// Returns the hash of the kernel's boot id, or 0 where `/proc` does not tell.
+/// Returns the hash of the kernel's boot id, or 0 where `/proc` does not show it.
 fn boot_hash() -> Result<u64> {
     static HASH: OnceLock<u64> = OnceLock::new();
     if let Some(hash) = HASH.get() {
@@ -89,8 +89,9 @@ fn boot_hash() -> Result<u64> {
     Ok(*HASH.get_or_init(|| hash))
 }
 
-/// Returns the number of this process's process-id namespace, or 0 where `/proc` does not tell. It
-/// is read anew each time, because `unshare` and `fork` can put a process into another namespace.
+/// Returns the number of this process's process-id namespace, or 0 where `/proc` does not show it.
+/// It is read anew each time, because `unshare` and `fork` can put a process into another
+/// namespace.
 fn pid_namespace() -> Result<u64> {
     known(fs::metadata("/proc/self/ns/pid").map(|meta| std::os::linux::fs::MetadataExt::st_ino(&meta)))
 }

@@ -2,18 +2,16 @@
 
 use std::collections::HashMap;
 use std::ffi::c_char;
-use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::bootstrap::server;
 use crate::error::{Error, Result};
-use crate::fork::Private;
+use crate::fork::{Inherited, Private};
 use crate::host::{self, Host, checksum};
 use crate::machine;
-use crate::process::ProcessId;
+use crate::process::{self, ProcessId};
 use crate::segment::{self, LAYOUT_VERSION};
 use crate::token::random_token;
 use crate::types::{NCCL_UNIQUE_ID_BYTES, ncclSystemError, ncclUniqueId};
@@ -73,10 +71,7 @@ pub(crate) enum Way {
 /// The segments of the ids that this process has made and that have not started a communicator yet,
 /// by token. A forked child has them, too, because a program may make an id and then fork its
 /// ranks.
-fn open_ids() -> &'static Mutex<HashMap<[u8; 16], OwnedFd>> {
-    static OPEN: OnceLock<Mutex<HashMap<[u8; 16], OwnedFd>>> = OnceLock::new();
-    OPEN.get_or_init(Mutex::default)
-}
+static OPEN: Inherited<HashMap<Token, OwnedFd>> = Inherited::new();
 
 impl Id {
     /// Makes an id and its segment, which stays open until [`Id::close`]. `hosts` says whether the
@@ -111,13 +106,13 @@ impl Id {
                 Err(error) => return Err(error),
             }
         }
-        let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.lock();
         // A creator that joins closes its id when it has joined. A creator that only makes ids for
         // others closes the old ones here.
         open.retain(|token, fd| {
             let is_over = segment::is_over(fd);
             if is_over {
-                server::close(*token);
+                server::close(*token, None);
             }
             !is_over
         });
@@ -227,8 +222,8 @@ impl Id {
             return Ok(true);
         }
         // The maker may belong to another user, and `/proc` may not be that of this process.
-        let file = format!("/proc/{}/fd/{}", self.creator.pid, self.fd);
-        let is_denied = || fs::read_link(file).is_err_and(|reason| reason.kind() == ErrorKind::PermissionDenied);
+        let link = || process::link_of_file(self.creator.pid, self.fd).1;
+        let is_denied = || link().is_err_and(|reason| reason.kind() == ErrorKind::PermissionDenied);
         let may_open = || machine::broken_proc().is_none() && !is_denied();
         Ok(host.may_reach(self.host, self.namespace) && host.shares && self.shares && may_open())
     }
@@ -263,24 +258,46 @@ impl Id {
         })
     }
 
-    /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. If this
-    /// process made the id, the segment stays open until the next id is made, so that the ranks
-    /// that come later read the reason.
-    pub(crate) fn give_up(&self, rank: u32, error: &Error) {
-        let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
-        if open.get(&self.token).is_some_and(|fd| !segment::fail(fd, rank, error)) {
-            open.remove(&self.token);
-            server::close(self.token);
+    /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. The ranks
+    /// in the segment read the reason. If this process made the id, the segment stays open until
+    /// the next id is made, so that the ranks that come later read the reason, too. If this
+    /// process cannot open the segment, returns the maker's address: the caller must then tell the
+    /// maker.
+    #[must_use]
+    pub(crate) fn give_up(&self, rank: u32, error: &Error) -> Option<SocketAddr> {
+        let mut open = OPEN.lock();
+        if let Some(fd) = open.get(&self.token) {
+            if !segment::fail(fd, rank, error) {
+                open.remove(&self.token);
+                server::close(self.token, Some(error.clone()));
+            }
+            return None;
+        }
+        drop(open);
+        match self.open().ok()? {
+            Way::Segment(fd) => {
+                segment::fail(&fd, rank, error);
+                None
+            }
+            Way::Connection(address) => Some(address),
         }
     }
 
     /// Closes the segment's descriptor if this process made the id. Nobody can join by the id any
-    /// more.
-    pub(crate) fn close(&self) {
-        let removed = open_ids().lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
+    /// more. `why` is the reason for the ranks that wait, if a rank of this process gives up.
+    pub(crate) fn close(&self, why: Option<&Error>) {
+        let removed = OPEN.lock().remove(&self.token);
         if removed.is_some() && self.address.is_some() {
-            server::close(self.token);
+            server::close(self.token, why.cloned());
         }
+    }
+}
+
+#[cfg(test)]
+impl Id {
+    /// Makes this process forget that it has made the id. Returns the descriptor of the segment.
+    pub(crate) fn forget(&self) -> OwnedFd {
+        OPEN.lock().remove(&self.token).expect("this process has made the id")
     }
 }
 
@@ -305,20 +322,32 @@ mod tests {
         let growing = id.for_growth_from(1023);
         assert_eq!(Id::parse(&growing.to_raw()).unwrap(), growing);
         open(&id).unwrap();
-        id.close();
+        id.close(None);
         let error = open(&id).unwrap_err();
         assert_eq!(error.code(), ncclInvalidUsage);
         assert!(error.message().contains("used up"), "{}", error.message());
     }
 
+    /// Each new id of a process closes those that have failed, and other tests of this process make
+    /// ids. So this test runs alone in a process of its own.
     #[test]
     fn ranks_that_come_after_its_maker_gave_up_read_why() {
+        let name = "id::tests::reads_why_its_maker_gave_up";
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = alone.args(["--exact", name, "--ignored", "--test-threads=1"]).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    #[ignore = "the test above starts it in a process of its own"]
+    fn reads_why_its_maker_gave_up() {
         let id = Id::create(Some(false)).unwrap();
-        id.give_up(0, &Error::new(ncclSystemError, "no memory"));
+        assert_eq!(id.give_up(0, &Error::new(ncclSystemError, "no memory")), None);
         let error = segment::Segment::map(&open(&id).unwrap(), 2, 1, &Labels::default()).unwrap_err();
         assert_eq!((error.code(), error.lost()), (ncclSystemError, Some(0)));
         assert!(error.message().ends_with("no memory"), "{}", error.message());
-        Id::create(Some(false)).unwrap().close();
+        Id::create(Some(false)).unwrap().close(None);
         assert!(open(&id).unwrap_err().message().contains("used up"), "the next id closes what has failed");
     }
 
@@ -333,7 +362,7 @@ mod tests {
         let mut newer = id.to_raw();
         newer.internal[8] += 1;
         assert_eq!(Id::parse(&newer).unwrap_err().code(), ncclInvalidUsage);
-        id.close();
+        id.close(None);
     }
 
     #[test]
@@ -343,6 +372,6 @@ mod tests {
         assert!(host.message().contains("another host"), "{}", host.message());
         let container = open(&Id { namespace: id.namespace ^ 1, ..id }).unwrap_err();
         assert!(container.message().contains("namespace"), "{}", container.message());
-        id.close();
+        id.close(None);
     }
 }

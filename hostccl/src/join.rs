@@ -31,6 +31,7 @@ use crate::segment;
 use crate::span::Span;
 use crate::timeout::{self, DEFAULT_TIMEOUT};
 use crate::types::*;
+use crate::wire::Token;
 
 /// Where a rank finds the segment of the new communicator.
 pub(crate) enum Source {
@@ -79,7 +80,7 @@ impl Source {
                 (owner, labels.process(*owner_rank, owner.pid), Some(*owner_rank))
             }
         };
-        let message = format!("{who} has gone before all ranks had joined");
+        let message = format!("{who} ended before all ranks had joined");
         maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(Blame::of_lost(rank)))
     }
 }
@@ -93,13 +94,40 @@ enum State {
     InSegment,
     /// The rank joins through the maker of the unique id.
     AtMaker(Box<Registration>),
-    /// The rank cannot join, for this reason. Until this time it tries to tell the maker of the
-    /// unique id.
-    Refusing(Box<Client>, Error, Instant),
+    /// The rank cannot join, and tries to tell the maker of the unique id.
+    Refusing(Box<Refusal>),
+}
+
+/// The report of a rank that cannot join to the maker of the unique id.
+#[derive(Debug)]
+struct Refusal {
+    /// The connection to the maker.
+    client: Client,
+    /// The reason, as the other ranks read it.
+    told: Error,
+    /// The reason, as this rank's caller reads it.
+    error: Error,
+    /// When this rank gives up the attempt to tell the maker.
+    until: Instant,
+}
+
+impl Refusal {
+    /// Tells the maker where it does not know yet that this rank cannot join. Waits for
+    /// [`LEAVING_TIME`] at most.
+    fn leave(&mut self) {
+        if !self.client.has_sent_first() {
+            self.client.refuse(&self.told, LEAVING_TIME);
+        }
+    }
 }
 
 /// How long a rank that cannot join tries to report this to the maker of the unique id.
 const REFUSAL_TIME: Duration = Duration::from_secs(5);
+/// How long a rank that leaves before it is connected tries to tell the maker of the unique id. The
+/// caller of `ncclCommAbort` or `ncclGroupEnd` waits meanwhile. If the maker does not learn of the
+/// end, the other ranks wait for their whole timeout. So this time is long enough for a maker whose
+/// host is busy.
+const LEAVING_TIME: Duration = Duration::from_millis(500);
 
 /// The join of one rank, until all ranks have arrived.
 pub(crate) struct Join {
@@ -122,6 +150,10 @@ pub(crate) struct Join {
     is_done: bool,
     /// Whether this rank has told the others, through the id, that it cannot arrive.
     gave_up: bool,
+    /// Why this rank's join failed, where it failed after it had begun. The others have been told.
+    failure: Option<Error>,
+    /// Whether this rank has left the join, so that the drop has nothing more to do.
+    has_left: bool,
     /// The process that made the id, if it is another process than this one. This rank watches that
     /// process, because it keeps the segment open for the ranks that have not arrived.
     creator: Option<Arc<Process>>,
@@ -136,10 +168,12 @@ impl Join {
             state: State::NotStarted,
             span: None,
             seats: (rank as usize, nranks as usize),
-            limit: Limit { time: DEFAULT_TIMEOUT, is_total: false },
+            limit: Limit { time: DEFAULT_TIMEOUT, is_total: false, began: Instant::now() },
             comm: None,
             is_done: false,
             gave_up: false,
+            failure: None,
+            has_left: false,
             creator: None,
         }
     }
@@ -172,31 +206,91 @@ impl Join {
     /// error that names the missing ranks must come before the caller gives up.
     pub(crate) fn wait_at_most(&mut self, timeout: Option<Duration>) {
         let time = timeout.or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
-        self.limit = Limit { time, is_total: timeout.is_some() };
+        self.limit = Limit { time, is_total: timeout.is_some(), ..self.limit };
     }
 
-    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other
-    /// ranks read the reason.
+    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other ranks
+    /// read the reason.
     pub(crate) fn refuse(&mut self, error: &Error) {
-        let labels = self.context.labels();
-        if let (Source::Id(id), None, false) = (&self.source, &self.comm, self.gave_up) {
-            id.give_up(self.context.rank, &labels.refused(self.context.rank as usize, error.clone()));
-            self.gave_up = true;
+        if let (Source::Id(_), None, false) = (&self.source, &self.comm, self.gave_up) {
+            let me = self.context.rank as usize;
+            self.tell(&self.context.labels().refused(me, error.clone()));
+        }
+    }
+
+    /// Tells the other ranks that this rank, which has not begun its join, gives it up because of
+    /// `error`.
+    fn tell(&mut self, error: &Error) {
+        self.gave_up = true;
+        let Source::Id(id) = &self.source else { return };
+        if let Some(maker) = id.give_up(self.context.rank, error) {
+            let refusal = Message::Failed(error.clone());
+            Client::new(maker, id.token, refusal).refuse(error, LEAVING_TIME);
         }
     }
 
     /// Ends the join for all ranks, also for those that come later, because of `error`.
     pub(crate) fn fail(&mut self, error: &Error) {
+        let was_told = self.failure.is_some();
+        let error = &self.failure.get_or_insert_with(|| error.clone()).clone();
         match (&mut self.state, &self.comm) {
-            (State::AtMaker(registration), _) => registration.give_up(error),
+            (State::AtMaker(_) | State::Refusing(_), _) if was_told => {}
+            (State::AtMaker(registration), _) => registration.leave(error, LEAVING_TIME),
+            (State::Refusing(refusal), _) => refusal.leave(),
             (_, Some(comm)) => {
                 comm.fail_whole(error.code(), error.blame().clone(), error.message(), "");
+            }
+            (_, None) if !self.gave_up => {
+                self.tell(error);
             }
             (_, None) => {}
         }
         if let (Source::Id(id), false) = (&self.source, self.gave_up) {
-            id.give_up(self.context.rank, error);
+            // Where the ranks meet at the maker, the maker has been told above.
+            let _ = id.give_up(self.context.rank, error);
             self.gave_up = true;
+        }
+    }
+
+    /// Ends the join of a rank that has not joined, and tells the others. The drop does so, too,
+    /// unless it was done before.
+    pub(crate) fn leave(&mut self) {
+        if self.is_done || std::mem::replace(&mut self.has_left, true) {
+            return;
+        }
+        let me = self.context.rank as usize;
+        let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
+        let error = Error::new(ncclRemoteError, message).by(Blame::of([me]));
+        match (&mut self.state, &self.comm) {
+            // The reason came from the maker, or `registration.poll` has sent it if it was
+            // connected.
+            (State::AtMaker(_) | State::Refusing(_), _) if self.failure.is_some() => {}
+            (State::AtMaker(registration), _) => registration.leave(&error, LEAVING_TIME),
+            (State::Refusing(refusal), _) => {
+                refusal.leave();
+                self.failure = Some(refusal.told.clone());
+            }
+            // All ranks may have arrived meanwhile. The other ranks then take the communicator for
+            // made, and this rank is not in it.
+            (_, Some(comm)) => {
+                let message = format!("{} gave up joining", comm.describe(comm.rank));
+                comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);
+            }
+            // A rank that was not aborted may try again, for example after its group failed because
+            // of another call. The others must be told in two cases: this rank was aborted, or this
+            // process made the id, which nobody can use any more.
+            (State::NotStarted, None) if !self.gave_up => {
+                let Source::Id(id) = &self.source else { return };
+                if id.creator.pid == std::process::id() || self.context.aborted.load(Ordering::Acquire) {
+                    self.tell(&error);
+                }
+            }
+            (_, None) => {}
+        }
+        // This rank gives up, perhaps before it has arrived. No rank may wait for it from now on,
+        // so the id is closed.
+        if let (Source::Id(id), false) = (&self.source, self.gave_up) {
+            id.close(Some(self.failure.as_ref().unwrap_or(&error)));
         }
     }
 
@@ -223,6 +317,7 @@ impl Join {
 
     /// Starts the join: takes a seat in the segment, or begins to register with the maker.
     fn start(&mut self) -> Result<()> {
+        self.limit.began = Instant::now();
         let mut labels = self.context.labels();
         let me = self.context.rank as usize;
         match self.source.open(&labels).map_err(|error| labels.refused(me, error))? {
@@ -250,20 +345,22 @@ impl Join {
     /// segment of the id, where this rank has waited so far.
     fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) {
         if let Source::Id(id) = &self.source {
-            let labels = self.context.labels();
             let registration = Registration::new(address, id.token, &self.context, lobby.clone());
             self.state = match registration {
                 Ok(registration) => State::AtMaker(Box::new(registration)),
-                Err(error) => {
-                    let me = self.context.rank as usize;
-                    let error = labels.refused(me, error);
-                    let told = Error::new(error.code(), format!("{}: {}", labels.rank(me, None), error.message()));
-                    let told = if error.lost().is_some() { error.clone() } else { told.by(Blame::of([me])) };
-                    let client = Client::new(address, id.token, Message::Failed(told));
-                    State::Refusing(Box::new(client), error, Instant::now() + REFUSAL_TIME)
-                }
+                Err(error) => self.refusing(address, id.token, error),
             };
         }
+    }
+
+    /// Returns the state of a rank that cannot join because of `error`, and has to tell the maker.
+    fn refusing(&self, address: SocketAddr, token: Token, error: Error) -> State {
+        let (me, labels) = (self.context.rank as usize, self.context.labels());
+        let error = labels.refused(me, error);
+        let told = Error::new(error.code(), format!("{}: {}", labels.rank(me, None), error.message()));
+        let told = if error.lost().is_some() { error.clone() } else { told.by(Blame::of([me])) };
+        let client = Client::new(address, token, Message::Failed(told.clone()));
+        State::Refusing(Box::new(Refusal { client, told, error, until: Instant::now() + REFUSAL_TIME }))
     }
 
     /// Checks whether all ranks have arrived in the segment. Where the maker has moved the join to
@@ -275,7 +372,7 @@ impl Join {
         if seen as usize == self.seats.1 {
             self.is_done = true;
             if let Source::Id(id) = &self.source {
-                id.close();
+                id.close(None);
             }
             return Ok(Poll::Done);
         }
@@ -295,6 +392,15 @@ impl Join {
                 }
             }
         }
+        // The general wait restarts its time at each arrival. So a limit of the whole join is
+        // checked here.
+        if self.limit.is_total && self.limit.is_over(Instant::now()) {
+            let missing = comm.missing(Blocker::Arrivals);
+            let millis = self.limit.time.as_millis();
+            let message = format!("{} did not come within {millis} ms", comm.labels.ranks(&missing));
+            let error = comm.fail_whole(ncclTimeout, Blame::of(missing), &message, &self.describe());
+            return Err(comm.add_missing(error, Blocker::Arrivals));
+        }
         Ok(blocked)
     }
 }
@@ -305,12 +411,10 @@ impl Operation for Join {
             if self.context.aborted.load(Ordering::Acquire) {
                 return Err(Error::aborted());
             }
-            self.start().inspect_err(|error| {
-                if let Source::Id(id) = &self.source {
-                    id.give_up(self.context.rank, error);
-                    self.gave_up = true;
-                }
-            })?;
+            if let Err(error) = self.start() {
+                self.tell(&error);
+                return Err(error);
+            }
         }
         if matches!(self.state, State::InSegment) {
             let polled = self.poll_segment()?;
@@ -318,21 +422,25 @@ impl Operation for Join {
                 return Ok(polled);
             }
         }
-        if let State::Refusing(client, error, until) = &mut self.state {
-            let told = client.poll().is_err() || client.has_sent_first();
-            return if told || Instant::now() >= *until { Err(error.clone()) } else { Ok(Poll::Outside) };
+        if let State::Refusing(refusal) = &mut self.state {
+            let told = refusal.client.poll().is_err() || refusal.client.has_sent_first();
+            if !told && Instant::now() < refusal.until {
+                return Ok(Poll::Outside);
+            }
+            self.failure = Some(refusal.told.clone());
+            return Err(refusal.error.clone());
         }
         let State::AtMaker(registration) = &mut self.state else { return Ok(Poll::Done) };
         if self.context.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
         }
-        match registration.poll(&self.context, self.limit)? {
+        match registration.poll(&self.context, self.limit).inspect_err(|error| self.failure = Some(error.clone()))? {
             None => Ok(Poll::Outside),
             Some(comm) => {
                 self.comm = Some(comm);
                 self.is_done = true;
                 if let Source::Id(id) = &self.source {
-                    id.close();
+                    id.close(None);
                 }
                 Ok(Poll::Done)
             }
@@ -346,7 +454,7 @@ impl Operation for Join {
     fn connection(&self) -> Option<(RawFd, bool)> {
         match &self.state {
             State::AtMaker(registration) => registration.connection(),
-            State::Refusing(client, ..) => client.waits_for(),
+            State::Refusing(refusal) => refusal.client.waits_for(),
             State::NotStarted | State::InSegment => None,
         }
     }
@@ -358,27 +466,6 @@ impl Operation for Join {
 
 impl Drop for Join {
     fn drop(&mut self) {
-        if self.is_done {
-            return;
-        }
-        let me = self.context.rank as usize;
-        match (&mut self.state, &self.comm) {
-            (State::AtMaker(registration), _) => {
-                let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
-                registration.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
-            }
-            // All ranks may have arrived meanwhile. The other ranks then take the communicator for
-            // made, and this rank is not in it.
-            (_, Some(comm)) => {
-                let message = format!("{} gave up joining", comm.describe(comm.rank));
-                comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);
-            }
-            (_, None) => {}
-        }
-        // This rank gives up, perhaps before it has arrived. No rank may wait for it from now on,
-        // so the id is closed.
-        if let (Source::Id(id), false) = (&self.source, self.gave_up) {
-            id.close();
-        }
+        self.leave();
     }
 }

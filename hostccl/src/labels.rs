@@ -6,9 +6,9 @@ use crate::blame::Blame;
 use crate::error::Error;
 use crate::types::ncclSystemError;
 
-/// For each rank of a communicator, its rank in a larger set, which PyTorch calls the global rank.
-/// The index is the rank in the communicator. Messages use the global ranks. While there are none,
-/// messages use the communicator's own ranks.
+/// The global ranks of a communicator's ranks. PyTorch calls the number of a rank in a larger set
+/// of ranks its global rank. The index is the rank in the communicator. Messages use the global
+/// ranks. While none are set, messages use the communicator's own ranks.
 pub(crate) type GlobalRanks = Arc<OnceLock<Box<[i32]>>>;
 
 /// The most ranks that a message lists.
@@ -21,8 +21,9 @@ pub(crate) struct Labels {
     pub(crate) comm_name: String,
     /// The global ranks, shared with the handle, which may set them later.
     pub(crate) global_ranks: GlobalRanks,
-    /// For each seat of a communicator over several hosts, its rank in the communicator. It is
-    /// empty where the seats are the ranks.
+    /// For each seat of this host, in a communicator over several hosts, the rank in that
+    /// communicator. The list is empty in a communicator on one host, where the seats are the
+    /// ranks.
     pub(crate) seats: Box<[usize]>,
 }
 
@@ -53,9 +54,9 @@ impl Labels {
         }
     }
 
-    /// Returns the error for the ranks of this communicator. If the operating system has refused
-    /// something to `rank`, which is this process, the error names `rank`. An error that names a
-    /// rank already stays as it is.
+    /// Returns `error` as the ranks of this communicator read it. `rank` is this process's rank. If
+    /// the operating system has refused something to this process, the returned error names and
+    /// blames `rank`. An error that blames a rank already stays as it is.
     pub(crate) fn refused(&self, rank: usize, error: Error) -> Error {
         if error.code() != ncclSystemError || error.lost().is_some() {
             return error;
@@ -91,7 +92,8 @@ impl Labels {
         inherited
     }
 
-    /// Returns the number by which messages call the rank.
+    /// Returns the number that messages use for the rank: its global rank, or its rank in the
+    /// communicator where no global ranks are set.
     pub(crate) fn number(&self, rank: usize) -> i32 {
         self.global_rank(rank).unwrap_or(rank as i32)
     }

@@ -55,7 +55,12 @@
 //!   reads nothing, `ncclCommDestroy` gives up after two seconds; it gives up after 50 ms where the
 //!   communicator has failed.
 //! - A send ends when the receiver has taken all of it. To a rank of another host, a send ends when
-//!   the receiver has made its call, and this host's kernel has taken all of the message.
+//!   the receiver has made its call, and this host's kernel has taken all of the message. Over TCP
+//!   there is an exception where the kernel has no room: a send of at most 4 KiB, and with a secret
+//!   the last record of any send, may end while its bytes are still in this process. The bytes go
+//!   when a call of the process next waits, or within 100 ms after the kernel has room.
+//!   `ncclCommDestroy` waits for these bytes. A process that ends without `ncclCommDestroy` may
+//!   lose them.
 //! - An id starts one communicator of at most 1024 ranks. Ranks that can open each other's memory
 //!   are one host: they are on one machine, in one process-id namespace, and belong to one user.
 //!   All other ranks are on other hosts, and reach each other over the wire.
@@ -64,13 +69,21 @@
 //! - `ncclCommRevoke` ends the calls that are under way on all ranks, and not on its own rank only.
 //!   The other ranks get `ncclRemoteError`, and may revoke the communicator, too. A rank may split
 //!   and shrink a communicator that it has revoked itself.
-//! - `blocking = 0` in a configuration concerns init, split, shrink and grow. A split writes the new
-//!   handle when it is done, as NCCL does, so the place for the handle stays valid until the parent
-//!   answers `ncclSuccess`.
-//! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may last without progress. When it is unset or
-//!   0, collectives and messages wait as long as their peers live, and init, split and shrink wait
-//!   for ten minutes. A value that is no whole number of milliseconds is refused with
-//!   `ncclInvalidArgument` when a communicator is made.
+//! - When `ncclGroupEnd` fails because a call of the group could not be made, no call of the group
+//!   is performed, and the message ends with "nothing of this group was performed". When it fails
+//!   on one communicator, the calls on the other communicators of the group are still performed,
+//!   because their peers expect them, and the message says so.
+//! - While a split with `blocking = 0` is in progress, collectives on its parent are refused with
+//!   `ncclInvalidArgument`, unless the two have different names (`hostcclNextCallName`).
+//! - `blocking = 0` in a configuration concerns init, split, shrink and grow. A split writes the
+//!   new handle when it is done, as NCCL does. So the caller must keep the place for the handle
+//!   valid until the parent answers `ncclSuccess`.
+//! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may last without progress of the call itself.
+//!   The time in which a call waits for its turn behind calls under other names does not count, up
+//!   to one further timeout. When the variable is unset or 0, collectives and messages wait as long
+//!   as their peers live, and init, split, shrink and grow wait for ten minutes. A value that is no
+//!   whole number of milliseconds is refused with `ncclInvalidArgument` when a communicator is
+//!   made.
 //!
 //! # How it works
 //! - Each communicator has a segment of anonymous shared memory (`memfd`) on each host. The ranks
@@ -81,14 +94,14 @@
 //!   five slots are enough. The parts of a split have smaller slots than their parent would have
 //!   alone, so that all of them together take as much memory as one communicator.
 //! - Messages flow through a ring buffer for each ordered pair of ranks.
-//! - Up to 16 bytes of a message, or of a collective of two ranks, come with the cache line that
-//!   says that the other rank is there.
+//! - Up to 16 bytes of a message, or of a collective of two ranks, lie in the cache line of the
+//!   word for which the other rank waits.
 //! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
 //!   connection for each pair of processes that need one. A collective over several hosts combines
 //!   inside each host, exchanges between the hosts on the connections of all ranks, and spreads
-//!   inside each host. A communicator on one host opens no socket and starts no thread. But the
-//!   maker of an id of `ncclGetUniqueId` listens, in a thread, until the id has started a
-//!   communicator, because ranks of other hosts may come.
+//!   inside each host. A communicator on one host opens no socket and starts no thread. But a
+//!   process that has made an id by `ncclGetUniqueId` listens, in a thread, until the id has
+//!   started a communicator, because ranks of other hosts may come.
 //! - Every operation is a state machine that is polled. A group polls all of its operations, so one
 //!   thread can drive several ranks.
 //! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
@@ -106,14 +119,14 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `sync` (atomics), `plain` (accesses that are no atomics), `futex` and `event` (words to sleep on), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `sync` (atomics), `plain` (accesses that are not atomic), `futex` and `event` (words to sleep on), `outside` (waiting for connections), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
 //! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `raw_record` (calls without a name in the recording), `waiting` (who waits for others), `news` (which ranks of other hosts have left or are lost) |
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
-//! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |
+//! | driving them | `diagnosis` (why nothing moves), `spin`, `wait`, `progress` |
 //! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `grow`, `revoked_split`, `task` (a call of any kind), `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
 

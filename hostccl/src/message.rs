@@ -28,8 +28,8 @@ use crate::types::{DataType, ncclInvalidUsage};
 // The first line of a message in the ring has the name under which the sender sends.
 const _: () = assert!(size_of::<Name>() <= LINE);
 
-/// The bytes that the sender writes beside `head`. The receiver compares them with its own call, and
-/// does not read the header.
+/// The bytes that the sender writes beside `head`. The receiver compares them with its own call,
+/// and does not read the header.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Brief {
@@ -78,7 +78,8 @@ pub(crate) struct Message {
     dtype: DataType,
     /// The call's turn at its place.
     pass: Pass,
-    /// Whether this side has written the header, or has compared what the sender wrote with it.
+    /// Whether this side has begun the message: a sender has written the header, and a receiver has
+    /// found that the sender's count, type and name fit its own call.
     opened: bool,
     /// Where in the ring the message starts, as a value of the head. The sender sets it when it
     /// writes the header.
@@ -239,9 +240,10 @@ impl Message {
             if begins {
                 // The receiver polls this cache line. So the writes to it follow each other without
                 // other work between them.
-                // SAFETY: there is room, as asserted above. The receiver has taken the message before
-                // this one, or it may not read the bytes now, because this rank has taken its message
-                // back ([`Expected`](crate::segment::Expected)).
+                // SAFETY: there is room, as asserted above. The receiver does not read the bytes
+                // now: either it has taken the message before this one, or this rank has taken its
+                // own message back, and the receiver does not look at such a message
+                // ([`Expected`](crate::segment::Expected)).
                 unsafe { plain::write(channel.head.beside().cast(), self.brief(from)) };
             }
             channel.head.set(head);
@@ -266,10 +268,10 @@ impl Message {
         self.pass.hand_over(comm, tag).then_some(Poll::Blocked { seen, blocker: Blocker::Turn })
     }
 
-    /// Handles a message in the ring that is for another name than this receive's. `tag` is the tag
-    /// of that other name. Lets this rank's receive of that name go first, if there is one.
-    /// Otherwise tells the sender for what this rank waits. Returns `None` when something has changed
-    /// meanwhile.
+    /// Handles a message in the ring that has another name than this receive. `tag` is the tag of
+    /// the message's name. If this rank has a receive of that name, the function lets that receive
+    /// go first. Otherwise it tells the sender the names for which this rank waits. Returns `None`
+    /// when something has changed meanwhile.
     #[cold]
     fn wait_for_other(&mut self, tag: u64) -> Option<Poll> {
         let comm = &self.comm;
@@ -280,14 +282,14 @@ impl Message {
         }
         channel.expects.publish(self.pass.name(), self.pass.waiting_tags(comm).into_iter());
         let seen = channel.order.change();
-        // If anything else has changed the word since it was read, this call may have waited for
-        // it. Then the call looks again at once.
+        // If something else has changed the word since it was read, that change may be the one for
+        // which this call would wait. Then the call looks again at once.
         self.asked = (seen == order.wrapping_add(1)).then_some(seen);
         self.asked.map(|seen| Poll::Blocked { seen, blocker: Blocker::OtherCall(self.peer) })
     }
 
-    /// Takes back what this receive has told the sender, so that it may look at the ring. Returns
-    /// what to wait for while it may not.
+    /// Withdraws the names that this receive has told the sender, so that the receive may look at
+    /// the ring. Returns what to wait for while the receive may not look.
     #[inline]
     fn look_again(&mut self) -> Option<Poll> {
         let channel = self.comm.segment.channel(self.peer, self.comm.rank);
@@ -380,6 +382,11 @@ impl Operation for Message {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         Some(&self.comm)
+    }
+
+    fn is_matched(&self) -> bool {
+        let has_taken = || self.comm.segment.channel(self.comm.rank, self.peer).tail.value() != self.start;
+        self.opened && (matches!(self.side, Side::Recv(_)) || has_taken())
     }
 
     fn describe(&self) -> String {

@@ -16,7 +16,7 @@ use crate::types::{NCCL_CONFIG_MAGIC, NCCL_CONFIG_UNDEF_INT};
 const SIZE: usize = 72;
 const VERSION_WITH_NAME: u32 = 22_703;
 const VERSION_WITH_SPLIT_SHARE: u32 = 21_800;
-/// No release is near this size. A larger one means that the size field is garbage.
+/// No release is near this size. A larger size means that the size field is garbage.
 const MAX_SIZE: usize = 4096;
 
 /// The integers after the head, as nccl.h calls them: the offset of each in bytes, and the release
@@ -48,7 +48,7 @@ const AT_VERSION: usize = 12;
 const AT_BLOCKING: usize = INTEGERS[0].1;
 const AT_COMM_NAME: usize = POINTERS[1].1;
 
-/// The error for bytes that were given as an `ncclConfig_t` and are none.
+/// The error for bytes that were given as an `ncclConfig_t` but do not hold one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotAConfig {
     /// The first field of the bytes, which an `ncclConfig_t` uses for its size.
@@ -148,9 +148,9 @@ impl CommConfig {
         if self.int(AT_BLOCKING) == NCCL_CONFIG_UNDEF_INT { self.blocking(true) } else { self }
     }
 
-    /// Returns a config for a communicator on which no operation ever runs. `library_version` is the
-    /// answer of the library's `ncclGetVersion`. The config asks for one channel, and for neither
-    /// NVLS nor networks that reduce, as far as the release has fields for that.
+    /// Returns a config for a communicator on which no operation ever runs. `library_version` is
+    /// the answer of the library's `ncclGetVersion`. The config asks for one channel, and for
+    /// neither NVLS nor networks that reduce, as far as the release has fields for that.
     pub fn least(library_version: i32) -> CommConfig {
         let mut config = CommConfig::unset(library_version);
         let version = u32::try_from(library_version).unwrap_or(0);

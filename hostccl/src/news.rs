@@ -54,7 +54,8 @@ impl Comm {
     }
 
     /// Fails when an operation waits for a rank of another host that has left. `call` describes the
-    /// operation. Fails, too, when a process of another host has been lost for long enough.
+    /// operation. Fails, too, when a process of another host is lost, and that host has had the
+    /// time to tell why.
     pub(crate) fn check_remote(
         &self,
         blocked: Option<(Blocker, u32)>,
@@ -327,7 +328,7 @@ pub(crate) fn register(comm: &Arc<Comm>) {
     here::on_tick(desk::tick);
     let member: Arc<dyn Member> = comm.clone();
     remote.desk.register(span.comm, &member);
-    // A process that was lost before is not reported again.
+    // The wire reports each loss once, so this communicator learns of earlier losses here.
     let mut peers = span.processes();
     peers.retain(|peer| span.wire.lost(*peer).is_some());
     peers.into_iter().for_each(|peer| comm.lose(peer));

@@ -59,8 +59,9 @@ pub enum Broken {
     Handshake,
     /// A record does not open: it was changed, cut short, repeated, or sealed for another session.
     Record,
-    /// The text of a record, or the payload of a message of the handshake, is longer than
-    /// [`RECORD_BYTES`]. The number is its length in bytes.
+    /// The text of a record is longer than [`RECORD_BYTES`], or the payload of a message of the
+    /// handshake is longer than 65,535 bytes less [`HANDSHAKE_BYTES`]. The number is the length of
+    /// the text or payload in bytes.
     TooLong(usize),
     /// A call came at the wrong time. Records need a finished handshake. Messages of the handshake
     /// need this side's turn. A broken session allows nothing.
@@ -76,7 +77,7 @@ impl fmt::Display for Broken {
                 f.write_str("the other side does not have the same secret, or speaks another version of the protocol")
             }
             Broken::Record => f.write_str("an encrypted record was changed, cut short or repeated on its way"),
-            Broken::TooLong(bytes) => write!(f, "{bytes} bytes in one record, which has at most {RECORD_BYTES}"),
+            Broken::TooLong(bytes) => write!(f, "{bytes} bytes are too many for one encrypted message"),
             Broken::OutOfTurn => f.write_str("the encrypted connection is not ready for this, or is broken"),
             Broken::Machine(what) => f.write_str(what),
         }
@@ -137,8 +138,8 @@ impl Session {
         })
     }
 
-    /// Appends this side's message of the handshake to `out`. It has [`HANDSHAKE_BYTES`] and the
-    /// bytes of the payload. The payload of the first message is encrypted, but whoever learns the
+    /// Appends this side's message of the handshake to `out`. The message has [`HANDSHAKE_BYTES`]
+    /// more than its payload. The payload of the first message is encrypted, but whoever learns the
     /// secret later can read it. The payload of the second message is as safe as a record.
     pub fn write_message(&mut self, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Broken> {
         let State::Handshake(handshake) = &mut self.state else { return Err(Broken::OutOfTurn) };

@@ -108,7 +108,7 @@ impl Said {
 }
 
 /// Writes a set of ranks: as a list, or as bits for all ranks up to the last where the bits are
-/// shorter.
+/// shorter. `ranks` ascend, because [`take_ranks`] refuses a list that does not.
 fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
     let words = ranks.iter().max().map_or(0, |last| last / 8 + 1);
     if 2 * ranks.len() <= words {

@@ -36,6 +36,12 @@ pub(crate) trait Operation {
         None
     }
 
+    /// Whether the other ranks have made the same call, as far as this call needs them. Until then,
+    /// the words for which this call waits also change for calls under other names.
+    fn is_matched(&self) -> bool {
+        true
+    }
+
     /// Describes the call with its values, for messages.
     fn describe(&self) -> String;
 

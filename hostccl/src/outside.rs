@@ -1,4 +1,5 @@
-//! Waits for connections: operations that have no communicator yet, such as a join, need them.
+//! The sleep of operations that do not wait for a word of a communicator. A join over several
+//! hosts, for example, waits for a connection to the maker of the unique id.
 
 use std::os::fd::RawFd;
 use std::time::Duration;

@@ -133,8 +133,7 @@ impl Comm {
     }
 
     /// Fails when this rank has aborted the communicator, or when the rank with the seat `peer` has
-    /// left it or died.
-    /// Another failure of the communicator does not count.
+    /// left the communicator or died. Another failure of the communicator does not count.
     pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
         self.check_aborted()?;
         if self.has_left(peer) {
@@ -191,7 +190,7 @@ impl Comm {
             }
             // Every rank has a call of its own there.
             Blocker::CommonName(_) | Blocker::Decision(_) | Blocker::HostNames { .. } => rank != self.rank,
-            // Seats are on this host.
+            // These calls wait for another thread of this rank, or for a rank of another host.
             Blocker::Turn | Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => false,
         }
     }
@@ -212,8 +211,8 @@ impl Comm {
         }
     }
 
-    /// Adds the ranks that this rank waits for to another rank's timeout, which ended this rank's
-    /// wait. The other rank may have waited for somebody else, even for this rank.
+    /// Adds the ranks for which this rank waits to the timeout error of another rank, which ended
+    /// this rank's wait. The other rank may have waited for a third rank, or even for this rank.
     pub(crate) fn add_missing(&self, error: Error, blocker: Blocker) -> Error {
         self.add_missing_ranks(error, &self.missing(blocker))
     }
@@ -221,8 +220,8 @@ impl Comm {
     /// Does what [`add_missing`](Comm::add_missing) does, where the missing ranks are known.
     pub(crate) fn add_missing_ranks(&self, error: Error, missing: &[usize]) -> Error {
         let Some(&first) = missing.first() else { return error };
-        // Over several hosts, the rank that failed asked before it blamed another one. So its error
-        // names the right rank, unless that is this one.
+        // Over several hosts, the rank that failed has asked the rank that it blames. So its error
+        // names the right rank, unless the error blames this rank.
         if self.span.is_some() && !error.blame().ranks.contains(&self.whole().0) {
             return error;
         }

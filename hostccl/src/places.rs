@@ -53,8 +53,8 @@ pub(crate) struct Entry {
     pub(crate) cell: Option<usize>,
 }
 
-/// The number of the entry of a call that was alone before the second call began. The call that was
-/// alone does not know this number.
+/// The number of the entry of a call that was alone before the second call began. That call does
+/// not know that it has an entry; it looks for this number when it leaves.
 pub(crate) const ALONE: u64 = 0;
 
 /// The calls at the places that have several of them.

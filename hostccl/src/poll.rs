@@ -12,8 +12,8 @@ pub(crate) enum Poll {
         /// The reason why the operation is blocked.
         blocker: Blocker,
     },
-    /// The operation has no communicator yet, and waits for a connection. It has a deadline of its
-    /// own.
+    /// The operation waits for a connection, for the wire or for time, and not for a word of a
+    /// communicator. The operation checks a deadline of its own.
     Outside,
 }
 
@@ -30,8 +30,7 @@ pub(crate) enum Blocker {
     OtherSeats(u64),
     /// The next bytes from that rank have not been written yet.
     From(usize),
-    /// That rank has not taken the bytes that were sent to it, and there is no reason to send
-    /// another message first.
+    /// The receiver has not taken the message, and does not wait for another one of this rank.
     To {
         /// The receiver.
         peer: usize,
@@ -57,8 +56,9 @@ pub(crate) enum Blocker {
         /// The value of the wire's word `moved`, which changes when another host tells other names.
         moved: u32,
     },
-    /// Nothing has come yet from that rank of the whole communicator, which is on another host. The
-    /// rank may wait for another one itself. So a call whose time is up asks it before it fails.
+    /// Nothing has come yet from that rank of the whole communicator, which is on another host.
+    /// That rank may itself wait for a third rank. So a call whose time is up asks that rank before
+    /// the call fails.
     Wire {
         /// The rank.
         from: usize,
@@ -73,7 +73,8 @@ pub(crate) enum Blocker {
         /// The tag of the message's name.
         tag: u64,
     },
-    /// That rank has not made the segment of a smaller communicator yet. The failure of this
-    /// communicator does not end the wait, because the operation itself looks for what does.
+    /// That rank has not made the segment of a smaller communicator yet. A failure of this
+    /// communicator does not end the wait. The operation itself checks the deadline and whether the
+    /// remaining ranks live.
     NewSegment(usize),
 }

@@ -1,14 +1,20 @@
 //! Processes of this machine: their identity, and whether they live.
 
+mod stat;
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use self::stat::{Stat, stat};
 use crate::fork::Private;
+
+pub(crate) use self::stat::link_of_file;
 
 /// The identity of a process. Its start time tells it from a later process of the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,20 +48,29 @@ impl ProcessId {
         // One reading decides. The process may be about to end at a first reading and be gone at a
         // second one, and then the two together would say that it lives.
         match stat(self.pid) {
-            Some(stat) => !self.lives_by(&stat) || stat.exiting,
+            Some(stat) => !self.is_of(&stat) || stat.exiting && !stat.has_living_thread(self.pid),
             None => !exists(self.pid),
         }
     }
 
-    /// Whether that process exists and is not a zombie. Where `/proc` does not tell, for example
-    /// because this process can open no more files, any process of that number counts.
+    /// Whether that process exists and has a thread that has not ended. Where `/proc` does not
+    /// tell, for example because this process can open no more files, any process of that number
+    /// counts.
     fn lives(self) -> bool {
-        stat(self.pid).map_or_else(|| exists(self.pid), |stat| self.lives_by(&stat))
+        stat(self.pid).map_or_else(
+            || exists(self.pid),
+            |stat| self.is_of(&stat) && (!stat.has_ended() || stat.has_living_thread(self.pid)),
+        )
     }
 
-    /// Whether `stat` is about this process, and the process is no zombie.
-    fn lives_by(self, stat: &Stat) -> bool {
-        (self.start == 0 || stat.start == self.start) && !matches!(stat.state, b'Z' | b'X' | b'x')
+    /// Whether that process has its number still. It may be a zombie.
+    fn has_its_number(self) -> bool {
+        stat(self.pid).map_or_else(|| exists(self.pid), |stat| self.is_of(&stat))
+    }
+
+    /// Whether `stat` is about this process.
+    fn is_of(self, stat: &Stat) -> bool {
+        self.start == 0 || stat.start == self.start
     }
 }
 
@@ -73,43 +88,6 @@ fn exists(pid: u32) -> bool {
     answered || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
-/// The fields of a process's `stat` file that the engine needs.
-struct Stat {
-    /// The letter of its state, for example `Z` for a zombie.
-    state: u8,
-    /// The clock ticks between boot and its start.
-    start: u64,
-    /// Whether the kernel is ending the process. Its descriptors may be closed already while it
-    /// still counts as alive.
-    exiting: bool,
-}
-
-/// `PF_EXITING` of the kernel's `linux/sched.h`.
-const EXITING: u64 = 4;
-
-/// Reads the `stat` file of the process's first thread, which has the process's own fields.
-///
-/// Programs that emulate a processor (qemu-user) make up `/proc/<pid>/stat` for the process itself,
-/// with another start time than other processes read. The files of threads are the kernel's own.
-fn stat(pid: u32) -> Option<Stat> {
-    // One read returns the whole line, and the fields that are needed are in its first 1024 bytes.
-    // A rank of a large world reads many of these files, so the buffer is small.
-    let mut line = [0; 1024];
-    let length = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok()?.read(&mut line).ok()?;
-    parse_stat(&line[..length])
-}
-
-/// Reads the fields 3 (state), 9 (flags) and 22 (start time) of a `stat` file. Field 2, the
-/// name, may hold any character, but it ends at the last parenthesis.
-fn parse_stat(line: &[u8]) -> Option<Stat> {
-    let close = line.iter().rposition(|&byte| byte == b')')?;
-    let mut fields = line.get(close + 2..)?.split(|&byte| byte == b' ');
-    let state = *fields.next()?.first()?;
-    let mut number = |at: usize| std::str::from_utf8(fields.nth(at)?).ok()?.parse::<u64>().ok();
-    let (flags, start) = (number(5)?, number(12)?);
-    Some(Stat { state, start, exiting: flags & EXITING != 0 })
-}
-
 /// The most descriptors of other processes that this process keeps. This process checks the
 /// processes without a descriptor in turn ([`Process::first_dead_in_turn`]), so that a program with
 /// many ranks on one host has most of its descriptors for itself.
@@ -124,6 +102,9 @@ const AGAIN: Duration = Duration::from_millis(700);
 /// When a process was not checked for this time, its number may belong to another process by now.
 /// So the next check reads the start time, too.
 const LONG_AGO: Duration = Duration::from_secs(2);
+/// A number can change hands even between two checks less than [`LONG_AGO`] apart. So a check reads
+/// the start time, too, when it was last read this long ago.
+const READ_AGAIN: Duration = Duration::from_secs(30);
 
 /// A watched process. All communicators of this process share what is known of it.
 #[derive(Debug)]
@@ -136,6 +117,8 @@ pub struct Process {
     /// When this process was looked at last, in milliseconds since [`since_start`] began; 0 for
     /// never. Only processes without a descriptor have a time.
     looked: AtomicU64,
+    /// When the start time of this process was read last, in the same units; 0 for never.
+    read: AtomicU64,
     /// Whether some thread has found that the process has ended.
     is_dead: AtomicBool,
 }
@@ -149,12 +132,20 @@ impl Process {
             return process;
         }
         watched.retain(|_, process| process.strong_count() > 0);
-        // When the descriptor was opened, the number may have belonged to another process already.
+        // The number may have belonged to another process when the descriptor was opened, so the
+        // start time is compared afterwards.
         let may_hold = HELD.load(Ordering::Relaxed) < MOST_HELD;
-        let pidfd = may_hold.then(|| Private::open(|| pidfd_open(id.pid)).ok()).flatten().filter(|_| id.lives());
+        let pidfd = may_hold.then(|| Private::open(|| pidfd_open(id.pid)).ok()).flatten();
+        let pidfd = pidfd.filter(|_| id.has_its_number());
         // Only the thread that holds the lock counts up, so the number does not pass the limit.
         HELD.fetch_add(usize::from(pidfd.is_some()), Ordering::Relaxed);
-        let process = Arc::new(Process { id, pidfd, looked: AtomicU64::new(0), is_dead: AtomicBool::new(false) });
+        let process = Arc::new(Process {
+            id,
+            pidfd,
+            looked: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            is_dead: AtomicBool::new(false),
+        });
         watched.insert(id, Arc::downgrade(&process));
         process
     }
@@ -190,29 +181,36 @@ impl Process {
             // Those that were looked at longest ago come first.
             due.sort_by_key(|(_, ago)| std::cmp::Reverse(*ago));
             due.truncate(MOST_IN_TURN);
-            let dead = due.into_iter().filter(|(index, ago)| match *ago >= LONG_AGO {
-                true => processes[*index].has_ended(),
-                false => processes[*index].has_ended_lately(),
+            let dead = due.into_iter().filter(|(index, ago)| {
+                let process = &processes[*index];
+                match *ago >= LONG_AGO || now.saturating_sub(process.last_read()) >= READ_AGAIN {
+                    true => process.has_ended(),
+                    false => process.has_ended_lately(),
+                }
             });
             dead.map(|(index, _)| index).min()
         })
     }
 
-    /// When the process was looked at last.
+    /// When the process was looked at last, on the clock of [`since_start`]; 0 for never.
     fn last_look(&self) -> Duration {
-        match self.looked.load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            millis => Duration::from_millis(millis),
-        }
+        Duration::from_millis(self.looked.load(Ordering::Relaxed))
+    }
+
+    /// When the start time of the process was read last.
+    fn last_read(&self) -> Duration {
+        Duration::from_millis(self.read.load(Ordering::Relaxed))
     }
 
     /// Whether the process has ended, by its number and its start time.
     fn has_ended(&self) -> bool {
+        self.read.store(since_start().as_millis() as u64, Ordering::Relaxed);
         self.note_look(!self.id.lives())
     }
 
-    /// Whether the process has ended, where the process still had its number a moment ago. A
-    /// descriptor that is open only for this check costs a fifth of a read of the start time.
+    /// Whether the process has ended. The caller knows that the process still had its number less
+    /// than [`LONG_AGO`] ago. A descriptor that is open only for this check costs a fifth of a read
+    /// of the start time.
     fn has_ended_lately(&self) -> bool {
         let Ok(pidfd) = Private::open(|| pidfd_open(self.id.pid)) else { return self.has_ended() };
         let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -230,8 +228,8 @@ impl Process {
         has_ended
     }
 
-    /// Returns the index of the first of `processes` of which it is known that it has ended, or
-    /// whose descriptor says so. One system call asks for all descriptors.
+    /// Returns the index of the first of `processes` that an earlier look has found ended, or whose
+    /// descriptor says that it has ended. One system call asks for all descriptors.
     fn first_known_dead(processes: &[Arc<Process>]) -> Option<usize> {
         let mut polls: Vec<libc::pollfd> = processes
             .iter()
@@ -258,124 +256,9 @@ impl Drop for Process {
     }
 }
 
-/// Returns the time since this process first asked, plus [`LONG_AGO`].
+/// Returns the time since this process first asked, plus [`READ_AGAIN`].
 fn since_start() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
-    // Because of `LONG_AGO`, a process that was never checked counts as one checked long ago.
-    START.get_or_init(Instant::now).elapsed() + LONG_AGO
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::{Child, Command, Stdio};
-
-    use super::*;
-
-    #[test]
-    fn a_name_with_parentheses_does_not_confuse_stat() {
-        let line = b"42 (a) R 1 (b) S 1 2 3 4 5 4194308 7 8 9 10 11 12 13 14 15 16 17 18 987654 20\n";
-        let stat = parse_stat(line).unwrap();
-        assert_eq!((stat.state, stat.start, stat.exiting), (b'S', 987_654, true));
-        assert!(parse_stat(b"").is_none());
-        assert!(parse_stat(b"1 (x)").is_none());
-        assert!(parse_stat(b"1 (x) S 1 2").is_none());
-    }
-
-    fn without_descriptor(id: ProcessId) -> Arc<Process> {
-        Arc::new(Process { id, pidfd: None, looked: AtomicU64::new(0), is_dead: AtomicBool::new(false) })
-    }
-
-    fn start_sleep() -> (Child, ProcessId) {
-        let child = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
-        let id = ProcessId { pid: child.id(), start: stat(child.id()).unwrap().start };
-        (child, id)
-    }
-
-    #[test]
-    fn the_ends_of_more_processes_than_have_descriptors_are_seen() {
-        let mut children: Vec<(Child, ProcessId)> = (0..MOST_HELD + 8).map(|_| start_sleep()).collect();
-        let watched: Vec<Arc<Process>> = children.iter().map(|(_, id)| Process::watch(*id)).collect();
-        let held = watched.iter().filter(|process| process.pidfd.is_some()).count();
-        // Other tests of this process watch processes, too.
-        assert!(held > 0 && held <= MOST_HELD, "{held}");
-        let mut alive: Vec<usize> = (0..watched.len()).collect();
-        // The last ones have no descriptor.
-        for victim in [0, MOST_HELD + 7, MOST_HELD + 3] {
-            let list = |alive: &[usize]| alive.iter().map(|at| watched[*at].clone()).collect::<Vec<_>>();
-            assert_eq!(Process::first_dead_in_turn(&list(&alive)), None);
-            children[victim].0.kill().unwrap();
-            let started = Instant::now();
-            let found = loop {
-                if let Some(found) = Process::first_dead_in_turn(&list(&alive)) {
-                    break alive[found];
-                }
-                assert!(started.elapsed() < Duration::from_secs(10), "the end of {victim} was not seen");
-                std::thread::sleep(Duration::from_millis(20));
-            };
-            assert_eq!(found, victim);
-            assert_eq!(Process::first_dead(&list(&alive)).map(|at| alive[at]), Some(victim), "it stays dead");
-            alive.retain(|at| *at != victim);
-        }
-        for (child, _) in &mut children {
-            let _ = child.kill();
-            child.wait().unwrap();
-        }
-    }
-
-    #[test]
-    fn a_process_whose_number_was_reused_long_ago_is_dead() {
-        let (mut child, mut id) = start_sleep();
-        id.start += 1;
-        assert_eq!(Process::first_dead_in_turn(&[without_descriptor(id)]), Some(0));
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    #[test]
-    fn a_killed_child_is_dead_while_still_a_zombie() {
-        let (mut child, id) = start_sleep();
-        let watched = Process::watch(id);
-        let without_fd = without_descriptor(id);
-        assert!(Arc::ptr_eq(&watched, &Process::watch(id)), "one descriptor for each process");
-        assert_eq!(Process::first_dead(&[watched.clone(), without_fd.clone()]), None);
-        child.kill().unwrap();
-        let started = Instant::now();
-        let dead = |process| Process::first_dead(std::slice::from_ref(process)).is_some();
-        while !dead(&watched) || !dead(&without_fd) {
-            assert!(started.elapsed() < Duration::from_secs(10), "the death was not seen");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(exists(id.pid), "a zombie still has its number");
-        child.wait().unwrap();
-        assert!(!exists(id.pid));
-        assert_eq!(Process::first_dead(&[watched]), Some(0));
-    }
-
-    /// A process has its number until its parent has waited for it. Here one thread waits for the
-    /// child, and this thread asks about the child at the same time.
-    #[test]
-    fn a_process_that_is_ending_stays_so_while_its_parent_takes_its_number_away() {
-        for _ in 0..300 {
-            let mut child = Command::new("true").stdin(Stdio::null()).spawn().unwrap();
-            let id = ProcessId { pid: child.id(), start: stat(child.id()).unwrap().start };
-            let parent = std::thread::spawn(move || child.wait().unwrap());
-            let started = Instant::now();
-            while !id.is_ending() {
-                assert!(started.elapsed() < Duration::from_secs(10), "the end was not seen");
-            }
-            while !parent.is_finished() {
-                assert!(id.is_ending(), "the process was ending, and then it was not");
-            }
-            parent.join().unwrap();
-            assert!(id.is_ending());
-        }
-    }
-
-    #[test]
-    fn a_later_process_of_the_same_number_is_another_one() {
-        let mut id = ProcessId::current();
-        assert!(id.lives() && !id.is_ending());
-        id.start += 1;
-        assert_eq!(Process::first_dead(&[Process::watch(id)]), Some(0));
-    }
+    // The sum puts 0, which stands for never, far enough in the past for both limits.
+    START.get_or_init(Instant::now).elapsed() + READ_AGAIN
 }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::operation::Operation;
 use crate::outside;
 use crate::poll::{Blocker, Poll};
-use crate::wait::{BlockedCall, Failed, Wait};
+use crate::wait::{BlockedCall, Failed, OwnTime, Wait};
 
 /// Drives one operation to its end.
 pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
@@ -17,12 +17,35 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     Ok(())
 }
 
+/// Returns the facts that the wait needs of a blocked operation. `seen` and `blocker` are the
+/// answer of its poll. Returns `None` where the operation has no communicator.
+fn blocked_call<'a>(
+    operation: &'a dyn Operation,
+    (seen, blocker): (u32, Blocker),
+    (comm_timeout, own_time): (&'a Cell<Option<Option<Duration>>>, &'a OwnTime),
+    call: &'a dyn Fn() -> String,
+) -> Option<BlockedCall<'a>> {
+    Some(BlockedCall {
+        comm: operation.comm()?,
+        seen,
+        blocker,
+        timeout: operation.timeout(),
+        default_timeout: operation.default_timeout(),
+        comm_timeout,
+        is_matched: operation.is_matched(),
+        own_time,
+        call,
+    })
+}
+
 /// The waits of one operation, from its beginning to its end.
 #[derive(Default)]
 pub(crate) struct Drive {
     wait: Wait,
     /// The timeout of the operation's communicator, for [`BlockedCall::comm_timeout`].
     comm_timeout: Cell<Option<Option<Duration>>>,
+    /// The time of the operation that counts for its deadline.
+    own_time: OwnTime,
 }
 
 impl Drive {
@@ -41,10 +64,10 @@ impl Drive {
                 Ok(false)
             }
             Poll::Blocked { seen, blocker } => {
-                let comm = operation.comm().expect("a blocked operation has a communicator");
-                let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
-                let (comm_timeout, call) = (&self.comm_timeout, &|| operation.describe());
-                let blocked = BlockedCall { comm, seen, blocker, timeout, default_timeout, comm_timeout, call };
+                let (operation, times) = (&*operation, (&self.comm_timeout, &self.own_time));
+                let call = || operation.describe();
+                let blocked = blocked_call(operation, (seen, blocker), times, &call);
+                let blocked = blocked.expect("a blocked operation has a communicator");
                 wait.until_any_may_continue(&[blocked]).map(|()| false).map_err(|failed| failed.error)
             }
         });
@@ -94,12 +117,14 @@ pub(crate) struct Lane<'a, T> {
     rest: VecDeque<&'a mut Option<T>>,
     /// The timeout of the communicator of the first operation, for [`BlockedCall::comm_timeout`].
     comm_timeout: Cell<Option<Option<Duration>>>,
+    /// The time of the first operation that counts for its deadline.
+    own_time: OwnTime,
 }
 
 impl<'a, T: Holder> Lane<'a, T> {
     /// Returns a lane of one operation.
     pub(crate) fn new(first: &'a mut Option<T>) -> Lane<'a, T> {
-        Lane { first, rest: VecDeque::new(), comm_timeout: Cell::default() }
+        Lane { first, rest: VecDeque::new(), comm_timeout: Cell::default(), own_time: OwnTime::default() }
     }
 
     /// Adds an operation at the end.
@@ -115,7 +140,8 @@ impl<'a, T: Holder> Lane<'a, T> {
         self.first.as_mut().map(Holder::operation_mut)
     }
 
-    /// Ends the turn of the first operation, which is done, or hands the turn to the next operation.
+    /// Ends the turn of the first operation, which is done, or hands the turn to the next
+    /// operation.
     fn end_first(&mut self) -> Result<()> {
         let Some(done) = self.first.as_mut().map(Holder::operation_mut) else { return Ok(()) };
         let next = self.rest.front_mut().and_then(|next| next.as_mut()).map(Holder::operation_mut);
@@ -144,6 +170,7 @@ impl<'a, T: Holder> Lane<'a, T> {
     fn drop_first(&mut self) {
         *self.first = None;
         self.comm_timeout.set(None);
+        self.own_time.clear();
         if let Some(next) = self.rest.pop_front() {
             self.first = next;
         }
@@ -204,9 +231,7 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
             .zip(&calls)
             .filter_map(|((lane, &blocked), call)| {
                 let (operation, Poll::Blocked { seen, blocker }) = (lane.first()?, blocked) else { return None };
-                let (comm, comm_timeout) = (operation.comm()?, &lane.comm_timeout);
-                let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
-                Some(BlockedCall { comm, seen, blocker, timeout, default_timeout, comm_timeout, call })
+                blocked_call(operation, (seen, blocker), (&lane.comm_timeout, &lane.own_time), call)
             })
             .collect();
         if blocked.contains(&Poll::Outside) {

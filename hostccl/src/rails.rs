@@ -1,9 +1,9 @@
 //! The rails of a communicator over several hosts: which ranks exchange data between the hosts.
 //!
 //! A rail is a part of the data, and one rank of each host exchanges that part with the other
-//! hosts. The number of rails is the number of seats of the host that has the most seats. On each
-//! host the rails are dealt out to the seats evenly, in order. So where all hosts have equally
-//! many seats, seat `j` serves rail `j`.
+//! hosts. The number of rails is the number of seats of the host that has the most seats. Each seat
+//! serves consecutive rails, and two seats of a host differ by at most one in how many rails they
+//! serve. So where all hosts have equally many seats, seat `j` serves rail `j`.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};

@@ -36,8 +36,8 @@ pub(crate) struct RawRecord(Entry);
 
 impl RawRecord {
     /// Records that a call begins. With `is_queued` the call waits for the end of the thread's
-    /// group. Returns `None` for a call that is not recorded here: one with a name, or any call
-    /// where the recording has no place for it.
+    /// group. Returns `None` for a call that is not recorded here: a call with a name, and a call
+    /// where the process has no recording, or the recording has no room for the call.
     #[inline]
     pub(crate) fn begin(comm: &Comm, name: &Name, is_queued: bool, what: impl FnOnce() -> What) -> Option<RawRecord> {
         if name.is_none() { RawRecord::of(comm, is_queued, what()) } else { None }

@@ -3,8 +3,9 @@
 //! The crate `recording` has the layout, the writer and the reader. A process opens its recording
 //! when it first joins a world or makes a communicator, and keeps it until it ends:
 //!
-//! - Usually the recording is anonymous memory (memfd) with the name `devicemesh-recording`. A reader
-//!   of the same user finds it by this name in `/proc/<pid>/fd`, and it is gone with the process.
+//! - Usually the recording is anonymous memory (memfd) with the name `devicemesh-recording`. A
+//!   reader of the same user finds it by this name in `/proc/<pid>/fd`, and it is gone with the
+//!   process.
 //! - With `DM_TRACE_DIR` the recording is a file in that folder, which outlives the process.
 //! - With `DM_RECORDER=0` there is no recording.
 //!

@@ -216,6 +216,11 @@ impl Remote {
 
     /// Whether a message to or from another host is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.lock().calls.is_empty()
+        self.calls_under_way() > 0
+    }
+
+    /// How many messages to and from other hosts are under way.
+    pub(crate) fn calls_under_way(&self) -> usize {
+        self.lock().calls.len()
     }
 }

@@ -9,9 +9,9 @@
 //! So messages of one name arrive in order, and messages of different names do not wait for each
 //! other. The receiver sends its question at the beginning of its call, before it has the message.
 //! A send ends when the question has come and the message has gone. So a send of any size waits
-//! for the receiver's call. A receiver that waits already costs the sender no time. When the sizes
-//! differ, the receiver ends the communicator. The sender sees the difference, too, and waits
-//! until the communicator has ended.
+//! for the receiver's call. Where the receiver waits already, its question is already here, and the
+//! send loses no time. When the sizes differ, the receiver ends the communicator. The sender sees
+//! the difference, too, and waits until the communicator has ended.
 
 mod head;
 
@@ -307,6 +307,10 @@ impl Operation for RemoteMessage {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         Some(&self.comm)
+    }
+
+    fn is_matched(&self) -> bool {
+        !matches!(self.stage, Stage::Start | Stage::First)
     }
 
     fn describe(&self) -> String {

@@ -20,6 +20,8 @@ pub(crate) type MakeSplit = Box<dyn Fn(Arc<Comm>) -> Result<Box<dyn ChildOperati
 
 /// A split of a revoked communicator under way.
 pub(crate) struct RevokedSplit {
+    /// The revoked communicator.
+    parent: Arc<Comm>,
     /// The operation that makes the communicator over all ranks.
     renewal: Box<dyn ChildOperation>,
     /// Makes the split of that communicator.
@@ -34,15 +36,16 @@ pub(crate) struct RevokedSplit {
 }
 
 impl RevokedSplit {
-    /// Returns a split that has not begun. `renewal` makes a communicator over all ranks.
+    /// Returns a split of `parent` that has not begun. `renewal` makes a communicator over all ranks.
     /// `described` describes the call.
     pub(crate) fn new(
+        parent: Arc<Comm>,
         renewal: Box<dyn ChildOperation>,
         make_split: MakeSplit,
         call: Name,
         described: String,
     ) -> RevokedSplit {
-        RevokedSplit { renewal, make_split, split: None, call, described }
+        RevokedSplit { parent, renewal, make_split, split: None, call, described }
     }
 
     fn now(&self) -> &dyn ChildOperation {
@@ -75,7 +78,12 @@ impl Operation for RevokedSplit {
             let (Poll::Done, Some(whole)) = (polled, self.renewal.joined()) else { return Ok(polled) };
             self.split = Some((self.make_split)(whole)?);
         }
-        self.split.as_mut().map_or(Ok(Poll::Done), |split| split.poll())
+        let polled = self.split.as_mut().map_or(Ok(Poll::Done), |split| split.poll())?;
+        if polled != Poll::Done {
+            // The split does not notice an abort of the revoked communicator.
+            self.parent.check_aborted()?;
+        }
+        Ok(polled)
     }
 
     fn comm(&self) -> Option<&Arc<Comm>> {
@@ -98,5 +106,50 @@ impl Drop for RevokedSplit {
         if let Some(whole) = self.renewal.joined() {
             whole.leave();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts_of_threads::on_one_host;
+    use crate::types::ncclInternalError;
+
+    /// An operation that has this communicator, or that waits for ever.
+    struct Fake(Option<Arc<Comm>>);
+
+    impl Operation for Fake {
+        fn poll(&mut self) -> Result<Poll> {
+            Ok(if self.0.is_some() { Poll::Done } else { Poll::Outside })
+        }
+
+        fn comm(&self) -> Option<&Arc<Comm>> {
+            self.0.as_ref()
+        }
+
+        fn describe(&self) -> String {
+            "fake".to_owned()
+        }
+    }
+
+    impl ChildOperation for Fake {
+        fn joined(&self) -> Option<Arc<Comm>> {
+            self.0.clone()
+        }
+
+        fn for_parent(&self, error: Error) -> Error {
+            error
+        }
+    }
+
+    #[test]
+    fn an_abort_of_the_revoked_communicator_ends_the_split() {
+        let (parent, whole) = (on_one_host(2, 2).swap_remove(0), on_one_host(2, 2).swap_remove(0));
+        let make: MakeSplit = Box::new(|_| Ok(Box::new(Fake(None))));
+        let renewal = Box::new(Fake(Some(whole)));
+        let mut split = RevokedSplit::new(parent.clone(), renewal, make, Name::NONE, "a split".to_owned());
+        assert_eq!(split.poll(), Ok(Poll::Outside));
+        parent.raise_abort();
+        assert_eq!(split.poll().unwrap_err().code(), ncclInternalError);
     }
 }

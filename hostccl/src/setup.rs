@@ -46,6 +46,10 @@ pub(crate) trait InitOperation: Operation + Send {
     /// Tells the other ranks that `error` keeps this rank from joining.
     fn refuse(&mut self, error: &Error);
 
+    /// Ends the operation, which has failed or is given up, and tells the other ranks. It is called
+    /// before the handle says that the operation is over, because the process may then end at once.
+    fn leave(&mut self);
+
     /// Returns the communicator with whose collectives the operation takes turns, and the name of
     /// the call. `None` where there is no such communicator.
     fn lane(&self) -> Option<(&Arc<Comm>, Name)> {
@@ -69,6 +73,10 @@ impl InitOperation for Join {
     fn refuse(&mut self, error: &Error) {
         Join::refuse(self, error);
     }
+
+    fn leave(&mut self) {
+        Join::leave(self);
+    }
 }
 
 /// A call that joins a communicator by a unique id: `ncclCommInitRank` and its variants, and
@@ -83,8 +91,8 @@ pub(crate) struct Init {
     /// The place of the token. The token there is replaced by NULL when a blocking call fails.
     /// `None` when the place may not exist any more.
     out: Option<Out>,
-    /// Whether the handle has the outcome. From then on, another call may be in progress on the
-    /// handle.
+    /// Whether the handle has this call's outcome. After that, this call must not write to the
+    /// handle, because another call may be under way.
     done: bool,
 }
 
@@ -135,6 +143,7 @@ impl Operation for Init {
         self.join.wait_at_most(self.handle.timeout());
         let poll = self.join.poll().inspect_err(|error| {
             self.done = true;
+            self.join.leave();
             self.handle.set_comm(Err(error.clone().within(&self.join.describe_for(error))));
         })?;
         if let (Poll::Done, Some(comm)) = (poll, self.join.joined()) {
@@ -165,6 +174,10 @@ impl Operation for Init {
         Some(DEFAULT_TIMEOUT)
     }
 
+    fn is_matched(&self) -> bool {
+        self.join.is_matched()
+    }
+
     fn describe(&self) -> String {
         self.join.describe()
     }
@@ -175,6 +188,7 @@ impl Drop for Init {
         if !self.done {
             let error = why_dropped(self.join.comm());
             let call = self.join.describe_for(&error);
+            self.join.leave();
             self.handle.set_comm(Err(error.within(&call)));
         }
         // A caller that waited has the error and needs no handle. A caller that did not wait asks
@@ -252,7 +266,7 @@ impl ChildInit {
     /// Marks the parent's handle as in progress, for a call that ends in the background.
     pub(crate) fn begin(&mut self) {
         self.counted = true;
-        self.parent_handle.begin();
+        self.parent_handle.begin(self.name());
     }
 
     /// The handles that get the outcome: the parent's, and that of the new communicator.
@@ -282,10 +296,22 @@ impl ChildInit {
         }
     }
 
+    /// Fails the parent on all ranks, because a split in the background has failed here. From now
+    /// on, this rank's handle of the parent only reports the failure. Without this, the ranks for
+    /// which the split has succeeded would wait for this rank in their next call on the parent.
+    fn fail_parent(&self, error: &Error) {
+        if self.counted && self.name().is_some() && self.parent.check_open().is_ok() {
+            self.parent.fail_whole(error.code(), error.blame().clone(), error.message(), &self.operation.describe());
+        }
+    }
+
     fn finish(&mut self, outcome: Result<()>) {
         self.done = true;
         self.operation.withdraw();
         if self.counted {
+            if let Some(name) = self.name() {
+                self.parent_handle.end_split(name);
+            }
             self.parent_handle.finish(outcome);
         }
     }
@@ -304,6 +330,7 @@ impl Operation for ChildInit {
             }
             Ok(blocked) => Ok(blocked),
             Err(error) => {
+                self.fail_parent(&error);
                 self.finish(Err(error.clone().within(&self.operation.describe())));
                 Err(error)
             }
@@ -325,6 +352,10 @@ impl Operation for ChildInit {
 
     fn default_timeout(&self) -> Option<Duration> {
         Some(DEFAULT_TIMEOUT)
+    }
+
+    fn is_matched(&self) -> bool {
+        self.operation.is_matched()
     }
 
     fn describe(&self) -> String {

@@ -62,12 +62,13 @@ impl Shrink {
         Ok(Source::Child { owner, owner_rank: 0, fd, token })
     }
 
-    /// Fails when a member that has not joined the new communicator has left the parent or died,
-    /// and ends the new communicator then.
+    /// Fails when this rank has aborted the parent, and when a member that has not joined the new
+    /// communicator has left the parent or died. Ends the new communicator then.
     fn check_missing_members(&self) -> Result<()> {
         self.remaining.check_missing_members().inspect_err(|error| {
             if let Some(child) = self.joined() {
-                child.fail(error.code(), self.remaining.blame_in_child(error), error.message());
+                let error = self.remaining.for_others(error);
+                child.fail(error.code(), self.remaining.blame_in_child(&error), error.message());
             }
         })
     }

@@ -9,6 +9,7 @@
 //! seats. The span has the ranks of the whole communicator. Messages, blame and the failure in the
 //! segment's header use the whole communicator's ranks.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
@@ -37,9 +38,10 @@ pub(crate) struct Span {
     pub(crate) contacts: Arc<[Contact]>,
     /// The secret that the processes prove to each other when they connect.
     pub(crate) token: Token,
-    /// Segments in which the ranks of this host read why a shrink has failed. The segments stay
-    /// open until this communicator ends.
-    pub(crate) kept: Mutex<Vec<Private<OwnedFd>>>,
+    /// Segments in which the ranks of this host read why a shrink has failed, by the digests of the
+    /// shrinks. A segment stays open until this communicator ends, or until the same shrink has
+    /// failed again.
+    pub(crate) kept: Mutex<HashMap<u64, Private<OwnedFd>>>,
 }
 
 impl Span {

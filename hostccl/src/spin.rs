@@ -66,6 +66,7 @@ struct Spinning {
 }
 
 static SPINNING: Spinning = Spinning { polls: AtomicU32::new(MAX_POLLS) };
+/// The least and the largest number of polls of one wait.
 const MIN_POLLS: u32 = 20;
 const MAX_POLLS: u32 = 200;
 /// The number of polls for each look at a clock. A look takes about as long as a poll with its
@@ -117,7 +118,7 @@ struct Yielding {
     /// How many waits are left that do not yield. The counter is a hint: threads may overwrite
     /// each other's values.
     waits_without: AtomicU32,
-    /// How many waits the next slow yield costs. This is a hint, too.
+    /// How many waits will not yield after the next slow yield. This counter is a hint, too.
     cost_of_slow: AtomicU32,
 }
 
@@ -144,6 +145,7 @@ const QUICK_YIELD: Duration = Duration::from_nanos(1500);
 const SLOW_YIELD: Duration = Duration::from_micros(500);
 /// The longest time for which a thread polls while no other thread wants its processor.
 const LONGEST_POLL: Duration = Duration::from_micros(50);
+/// How many waits do not yield after a slow yield: the least and the largest number.
 const MIN_COST: u32 = 64;
 const MAX_COST: u32 = 16_384;
 

@@ -29,8 +29,8 @@ use crate::turn::Pass;
 use crate::types::*;
 
 /// The arguments that each rank of the parent posts for the others, in the cache line of its
-/// descriptor. The lines of all ranks lie in a few pages. Each rank's slot lies in pages of its own,
-/// which this rank would have to map first.
+/// descriptor. The lines of all ranks lie in a few pages. Each rank's slot lies in pages of its
+/// own, which this rank would have to map first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 struct ColorAndKey {
@@ -72,7 +72,8 @@ pub(crate) struct Split {
     name: String,
     /// The flag that `ncclCommAbort` raises on the new communicator's handle.
     aborted: Arc<AtomicBool>,
-    /// How many of the parent's steps this rank has begun.
+    /// How many of the [`STAGES`] this rank has done. The number becomes 0 again when the call is
+    /// withdrawn, because the call then waits for its turn.
     stage: usize,
     /// Whether some ranks may still be in the step that has to end before the next stage.
     waiting: bool,
@@ -128,8 +129,8 @@ impl Split {
         unsafe { line.add(size_of::<Descriptor>()).cast() }
     }
 
-    /// Returns where `rank`, in the step that is `back` steps before this one, describes the segment
-    /// that `rank` has made.
+    /// Returns where `rank`, in the step that is `back` steps before this one, describes the
+    /// segment that `rank` has made.
     fn slot(&self, rank: usize, back: u64) -> *mut NewSegment {
         self.parent.segment.data(rank, self.index(back)).cast()
     }
@@ -194,8 +195,8 @@ impl Split {
         })
     }
 
-    /// Returns that the split is done if all members have joined before the parent's failure ended
-    /// it, because the other members have succeeded then. Otherwise returns the parent's error.
+    /// Ends the split after the parent has failed with `error`. The split is done if all members
+    /// had joined before, because the other members have succeeded then. Otherwise returns `error`.
     fn end_unless_joined(&mut self, error: Error) -> Result<Poll> {
         match self.join.as_mut().map(Join::poll) {
             Some(Ok(Poll::Done)) => Ok(Poll::Done),
@@ -324,6 +325,11 @@ impl Operation for Split {
 
     fn pass(&mut self) -> Option<&mut Pass> {
         Some(&mut self.admission.pass)
+    }
+
+    /// The ranks compare their calls at the end of the first step.
+    fn is_matched(&self) -> bool {
+        self.stage > 1
     }
 
     fn describe(&self) -> String {

@@ -33,8 +33,8 @@ pub(crate) fn store_and_fence(word: &AtomicU32, value: u32) {
 /// wait for the line.
 #[inline]
 pub(crate) fn fetch_for_writing(line: *const u8) {
-    // SAFETY: the instruction only prepares a later access. It does nothing where the address is not
-    // mapped, and on processors that do not know it.
+    // SAFETY: the instruction only prepares a later access. It does nothing where the address is
+    // not mapped, and on processors that do not know it.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags))

@@ -114,7 +114,7 @@ impl Transfers {
 
     fn wrong_length(&self, rank: usize, bytes: usize) -> Error {
         let message = format!(
-            "{} sent {bytes} bytes in {}, which is not what is due there: the ranks' libraries differ, or this is a bug in hostccl",
+            "{} sent {bytes} bytes in {}, which is not the expected length: the ranks' libraries differ, or this is a bug in hostccl",
             self.comm.labels.rank(rank, None),
             self.call.call()
         );

@@ -5,9 +5,9 @@
 //! of the other ranks. The module `places` has the words and lists behind this.
 //!
 //! The order in which threads enter may differ from rank to rank. For collectives, rank 0 then
-//! decides which name goes first (module `admission`). For messages, the sender goes by the names
-//! for which the receiver waits (module `message`). So each name makes progress as if it had a
-//! communicator of its own.
+//! decides which name goes first (module `admission`). For messages, the receiver tells the sender
+//! the names for which it waits, and the sender sends a message of such a name first (module
+//! `message`). So each name makes progress as if it had a communicator of its own.
 
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,7 @@ const SHOWN: Duration = Duration::from_millis(150);
 enum Held {
     /// The call has not tried to enter, or has left.
     Nothing,
-    /// The place's word holds this call's tag, or the entry with the number [`ALONE`] is this
-    /// call's.
+    /// The call entered alone. If others came later, its entry has the number [`ALONE`].
     Word,
     /// The entry with that number is this call's.
     Entry(u64),
@@ -164,8 +163,8 @@ impl Pass {
         entries.list.iter().filter(|entry| entry.place == place && !entry.inside).map(|entry| entry.tag).collect()
     }
 
-    /// Ends this call's stay, or its wait. Fails when its result may belong to another call of the
-    /// same name.
+    /// Ends this call's turn, or its wait for the turn. Fails when the call's result may belong to
+    /// another call of the same name.
     #[inline]
     pub(crate) fn leave(&mut self, comm: &Comm) -> Result<()> {
         match std::mem::replace(&mut self.held, Held::Nothing) {
@@ -305,8 +304,8 @@ fn publish(comm: &Comm, entries: &mut Entries) {
     for entry in entries.list.iter_mut().filter(|entry| entry.place == collectives && entry.cell.is_none()) {
         let free = seat.wanted.iter().position(|cell| cell.load(Ordering::Relaxed) == 0);
         let Some(cell) = free else { break };
-        // A call that is alone does not get here: its tag is not needed before ranks withdraw their
-        // calls.
+        // A call that is alone has no entry, so its tag is not shown. Other ranks need the tag only
+        // once the ranks withdraw their calls, and then the call gets an entry (`Pass::list`).
         seat.wanted[cell].store(entry.tag, Ordering::SeqCst);
         entry.cell = Some(cell);
         told = true;

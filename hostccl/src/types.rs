@@ -111,8 +111,8 @@ pub struct ncclConfig_t {
     pub magic: u32,
     /// The NCCL version of the caller's header.
     pub version: u32,
-    /// With 0, init, split and shrink return at once. Otherwise these calls wait until they are
-    /// done.
+    /// With 0, init, split, shrink and grow return at once. Otherwise these calls wait until they
+    /// are done.
     pub blocking: c_int,
     /// The size of a thread block cluster on a GPU, which the engine ignores.
     pub cgaClusterSize: c_int,

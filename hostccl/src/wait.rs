@@ -1,9 +1,11 @@
 //! Waiting for peers: poll for a moment, then sleep, and look after each slice of sleep whether the
 //! peers still live.
 
+mod blocked_call;
+mod own_time;
+
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
@@ -13,13 +15,15 @@ use crate::error::{Error, Result};
 use crate::event::{self, Watch};
 use crate::interrupt::Interrupt;
 use crate::outside;
-use crate::poll::{Blocker, Poll};
+use crate::poll::Blocker;
 use crate::rails::Rails;
 use crate::recorder;
 use crate::spin::{self, Purpose};
-use crate::timeout;
 use crate::types::ncclRemoteError;
 use crate::wire::{Wire, request};
+
+pub(crate) use self::blocked_call::BlockedCall;
+pub(crate) use self::own_time::OwnTime;
 
 /// The longest sleep before a thread looks at the peers.
 const SLICE: Duration = Duration::from_millis(100);
@@ -37,106 +41,6 @@ const LATELY: Duration = Duration::from_secs(2);
 /// short.
 const SHORT_WAIT: Duration = Duration::from_secs(5);
 
-/// A call that is blocked, and what it waits for.
-pub(crate) struct BlockedCall<'a> {
-    /// The communicator on which the call waits.
-    pub(crate) comm: &'a Arc<Comm>,
-    /// The value that the call saw in the blocker's word.
-    pub(crate) seen: u32,
-    /// The reason why the call is blocked.
-    pub(crate) blocker: Blocker,
-    /// How long the call may wait without progress, if the call's handle sets a timeout.
-    pub(crate) timeout: Option<Duration>,
-    /// How long the call may wait without progress, if nothing else sets a timeout.
-    pub(crate) default_timeout: Option<Duration>,
-    /// The communicator's timeout as it was when the call first waited with a deadline, because a
-    /// call keeps the timeout with which it started. The outer `None` means that no wait has read
-    /// the timeout yet.
-    pub(crate) comm_timeout: &'a Cell<Option<Option<Duration>>>,
-    /// Describes the call, for messages.
-    pub(crate) call: &'a dyn Fn() -> String,
-}
-
-impl BlockedCall<'_> {
-    /// The wire on which the call has messages under way. A process has one wire.
-    fn wire(&self) -> Option<&dyn Wire> {
-        let span = self.comm.span.as_ref()?;
-        let waits =
-            matches!(self.blocker, Blocker::Wire { .. } | Blocker::RemoteMessage { .. } | Blocker::HostNames { .. });
-        // A call that waits for a rank of its own host may still send to other hosts.
-        let sends = || self.comm.rails.as_ref().is_some_and(|rails| rails.transfers.load(Ordering::Relaxed) > 0);
-        (waits || sends()).then(|| &*span.wire)
-    }
-
-    /// How many bytes of messages have moved between this process and the one for which the call
-    /// waits.
-    fn moved_bytes(&self) -> u64 {
-        let (Blocker::Wire { from, .. } | Blocker::RemoteMessage { peer: from, .. }) = self.blocker else { return 0 };
-        let span = self.comm.span.as_ref();
-        span.and_then(|span| Some(span.wire.moved_bytes(span.peers[from]?, span.comm))).unwrap_or(0)
-    }
-
-    /// Whether the word for which the call waits is the wire's.
-    fn waits_for_wire(&self) -> bool {
-        matches!(self.blocker, Blocker::Wire { .. } | Blocker::RemoteMessage { .. })
-    }
-
-    /// Notes for which rank of another host the call waits, if it waits for one.
-    fn note_remote(&self) {
-        if let Blocker::Wire { from: rank } | Blocker::RemoteMessage { peer: rank, .. } = self.blocker {
-            recorder::note_remote(self.comm.labels.number(rank));
-        }
-    }
-
-    fn may_continue(&self) -> bool {
-        self.comm.event(self.blocker).value() != self.seen
-            || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
-    }
-
-    /// Whether the failure of the communicator ends this wait.
-    fn ends_with_comm(&self) -> bool {
-        !matches!(self.blocker, Blocker::NewSegment(_))
-    }
-
-    /// Whether a deadline ends this wait. A call that waits for its turn needs none, because the
-    /// call that is inside has one.
-    fn has_deadline(&self) -> bool {
-        self.ends_with_comm() && self.blocker != Blocker::Turn
-    }
-
-    /// How long the call may wait without progress; `None` where no deadline ends this wait.
-    fn limit(&self) -> Option<Duration> {
-        if !self.has_deadline() {
-            return None;
-        }
-        let of_comm = self.comm_timeout.get().unwrap_or_else(|| self.comm.timeout());
-        self.comm_timeout.set(Some(of_comm));
-        // The time of a handle may change while the communicator is made.
-        let set = self.timeout.into_iter().chain(of_comm).min();
-        set.or_else(timeout::from_environment).or(self.default_timeout)
-    }
-
-    /// Returns how long the call may wait, if it fails now because it has waited for `waited`.
-    fn limit_if_due(&self, waited: Duration) -> Option<Duration> {
-        self.limit().filter(|limit| {
-            waited >= *limit && diagnosis::is_due(self.comm, self.blocker, *limit, waited.saturating_sub(*limit))
-        })
-    }
-
-    /// Fails when the communicator has failed, unless the call may continue.
-    fn check(&self) -> Result<()> {
-        let blocked = Poll::Blocked { seen: self.seen, blocker: self.blocker };
-        let checked = self.comm.check_waiting(blocked).map(drop);
-        checked.map_err(|error| self.comm.add_missing(error, self.blocker))
-    }
-
-    /// Fails when a peer of the call has left or died.
-    fn check_peers(&self) -> Result<()> {
-        let checked = self.comm.check_peers(Some((self.blocker, self.seen)), self.call);
-        checked.map_err(|error| self.comm.add_missing(error, self.blocker))
-    }
-}
-
 /// The failure of one of the calls that wait.
 pub(crate) struct Failed {
     /// The index of the call among those that wait.
@@ -150,9 +54,9 @@ pub(crate) struct Failed {
 pub(crate) struct Wait {
     /// When the thread last saw progress; `None` until it has to sleep.
     since: Option<Instant>,
-    /// How many bytes had moved over the wire, between this process and those for which the calls
-    /// wait, at the last look.
-    bytes: Option<u64>,
+    /// The last look at the bytes that move over the wire: how many of the calls wait for another
+    /// process, and the sum of the bytes that had moved between this process and those processes.
+    bytes: Option<(usize, u64)>,
     /// When the thread looked at the peers last; `None` since the last progress.
     looked: Option<Instant>,
     /// Whether the calls were polled once more after their time was up.
@@ -206,11 +110,22 @@ impl Wait {
             }
             calls.iter().any(BlockedCall::may_continue)
         };
+        let mut is_matched = false;
+        for call in calls {
+            is_matched |= call.own_time.note(call.blocker, call.is_matched);
+        }
+        if is_matched {
+            self.end(calls);
+        }
+        if calls.iter().any(|call| call.own_time.is_contested()) {
+            self.since.get_or_insert_with(Instant::now);
+        }
         // The word of a wire changes with everything that happens there, so a change alone is no
         // progress of these calls.
-        let has_progress = || wire.is_none() || calls.iter().any(|call| call.wire().is_none() && call.may_continue());
+        let has_progress = || calls.iter().any(|call| call.wire().is_none() && call.has_own_progress());
         let transfers = request::done_here();
-        if wire.is_some() && std::mem::replace(&mut self.transfers, transfers) != transfers {
+        let may_transfer = || calls.iter().any(|call| !call.own_time.is_contested());
+        if wire.is_some() && std::mem::replace(&mut self.transfers, transfers) != transfers && may_transfer() {
             self.end(calls);
         }
         let is_met = calls.iter().all(|call| call.comm.rails.as_deref().is_some_and(Rails::is_meeting));
@@ -238,28 +153,27 @@ impl Wait {
                 self.end(calls);
                 return Ok(());
             }
-            if self.may_look_later() {
+            if self.may_look_later() && !self.is_contested_call_due(calls) {
                 return Ok(());
             }
         }
         first_failed(calls, BlockedCall::check)?;
         let since = *self.since.get_or_insert_with(Instant::now);
-        // This is the shortest limit of all calls. Each call fails only at the end of its own limit.
-        let limit = calls.iter().filter_map(BlockedCall::limit).min();
+        // This is the shortest time that a call has left. Each call fails only at its own end.
+        let left = || calls.iter().filter_map(|call| call.left(since.elapsed())).min();
         let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
         if std::mem::take(&mut self.is_short) {
             slice = outside::MIXED_SLICE;
         }
-        if let Some(limit) = limit {
+        if let Some(left) = left() {
             // Some calls wait a little longer than their timeout, and check again and again
             // meanwhile.
-            let left = limit.saturating_sub(since.elapsed());
             slice = slice.min(if left.is_zero() { OVERTIME_SLICE } else { left });
         }
         // Only ranks of communicators over several hosts note how long they wait.
         for call in calls.iter().filter(|call| call.has_deadline() && call.comm.span.is_some()) {
-            let own = call.limit().map_or(Duration::ZERO, |limit| limit.saturating_sub(since.elapsed()));
+            let own = call.left(since.elapsed()).unwrap_or(Duration::ZERO);
             let others = call.comm.others_wait_until(call.blocker, LATELY);
             let others = others.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
             call.comm.note_waiting(Some(own.max(others)));
@@ -270,17 +184,16 @@ impl Wait {
             self.end(calls);
             return Ok(());
         }
-        // The checks below need not run after each short sleep. A change of the wire is no progress,
-        // so the deadline stays where it is.
-        if (has_changed || self.end.is_some())
-            && self.may_look_later()
-            && limit.is_none_or(|limit| since.elapsed() < limit)
-        {
+        // The checks below need not run after each short sleep. A change of the wire is no
+        // progress, so the deadline stays where it is.
+        if (has_changed || self.end.is_some()) && self.may_look_later() && left().is_none_or(|left| !left.is_zero()) {
             return Ok(());
         }
         self.looked = Some(Instant::now());
-        let bytes = calls.iter().map(BlockedCall::moved_bytes).fold(0, u64::wrapping_add);
-        if self.bytes.replace(bytes).is_some_and(|before| before != bytes) {
+        let moved = calls.iter().filter_map(BlockedCall::moved_bytes);
+        let (counted, bytes) = moved.fold((0, 0), |(count, sum), bytes| (count + 1, u64::wrapping_add(sum, bytes)));
+        // A sum over other calls than at the last look tells nothing.
+        if self.bytes.replace((counted, bytes)).is_some_and(|(before, sum)| before == counted && sum != bytes) {
             self.end(calls);
             return Ok(());
         }
@@ -289,15 +202,15 @@ impl Wait {
         if since.elapsed() >= FIRST_QUESTION {
             calls.iter().for_each(BlockedCall::note_remote);
         }
-        let Some(limit) = limit else { return Ok(()) };
-        self.warn_if_near(calls.iter().filter(|call| call.limit() == Some(limit)), since.elapsed(), limit);
-        let waited = since.elapsed();
+        let Some(limit) = calls.iter().filter_map(BlockedCall::limit).min() else { return Ok(()) };
+        let waited = limit.saturating_sub(left().unwrap_or(limit));
+        self.warn_if_near(calls.iter().filter(|call| call.limit() == Some(limit)), waited, limit);
         // A message that has come over the wire may be the one for which a call waits. So the call
         // is polled once more, and only once: messages may go on coming.
-        if waited < limit || changed() && !std::mem::replace(&mut self.is_late, true) {
+        if left().is_some_and(|left| !left.is_zero()) || changed() && !std::mem::replace(&mut self.is_late, true) {
             return Ok(());
         }
-        time_out(calls, waited).map_or(Ok(()), |failed| {
+        time_out(calls, since.elapsed()).map_or(Ok(()), |failed| {
             // The calls that go on have later deadlines of their own.
             (self.is_late, self.told) = (false, 0);
             Err(failed)
@@ -306,7 +219,10 @@ impl Wait {
 
     /// Notes that a call has made progress.
     fn end(&mut self, calls: &[BlockedCall<'_>]) {
-        calls.iter().for_each(|call| self.leave(call.comm));
+        for call in calls {
+            self.leave(call.comm);
+            call.own_time.restart();
+        }
         (self.since, self.looked, self.asked, self.is_late, self.told) = (None, None, None, false, 0);
     }
 
@@ -317,8 +233,18 @@ impl Wait {
         }
     }
 
+    /// Whether a contested call has used up its time. A wait for the turn has no deadline, and such
+    /// a call may wait for its turn each time that a slice of this thread's sleep ends. So its time
+    /// is also checked when a word has changed.
+    fn is_contested_call_due(&self, calls: &[BlockedCall<'_>]) -> bool {
+        let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let mut contested = calls.iter().filter(|call| call.own_time.is_contested());
+        contested.any(|call| call.left(waited).is_some_and(|left| left.is_zero()))
+    }
+
     /// Whether this thread may poll its calls first, because something has come over the wire or
-    /// the sleep was short, and check the peers and the time later. The thread checks them at least once in each [`SLICE`].
+    /// the sleep was short, and check the peers and the time later. The thread checks the peers and
+    /// the time at least once in each [`SLICE`].
     fn may_look_later(&mut self) -> bool {
         let now = Instant::now();
         let last = self.looked.or(self.since).unwrap_or(now);
@@ -374,8 +300,8 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
         watches.push(Watch { event: call.comm.event(call.blocker), seen: call.seen });
         watches.extend(call.comm.second_event(call.blocker));
         // A failure wakes the threads that sleep on words of the header, which all ranks use. It
-        // wakes nobody on the other words, because there are several for each rank and for each pair
-        // of ranks. So a thread that sleeps on one of those also watches the alarm.
+        // wakes nobody on the other words, because there are several for each rank and for each
+        // pair of ranks. So a thread that sleeps on one of those also watches the alarm.
         let alarm = &call.comm.segment.header().alarm;
         let pairwise = match call.blocker {
             Blocker::Step(_) => call.comm.other_of_two().is_some(),

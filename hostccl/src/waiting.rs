@@ -2,9 +2,10 @@
 //! it.
 //!
 //! A rank whose time is up blames the rank for which it waits (the blocker), unless the blocker
-//! waits itself, because the blocker can then name the missing rank. So each waiting rank tells
-//! when its own time is up, or the time of the ranks for which it waits, whichever is later. It
-//! tells the ranks of its host by words in its seat, and ranks of other hosts when they ask.
+//! waits itself, because the blocker can then name the missing rank. So each waiting rank tells the
+//! later of two times: when its own time is up, and when the time of the ranks for which it waits
+//! is up. It tells the ranks of its host by words in its seat, and ranks of other hosts when they
+//! ask.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -65,8 +66,9 @@ impl Comm {
         (changed.elapsed() < NOTED).then(|| *changed + left)
     }
 
-    /// Returns when the time of the ranks for which this rank waits is up, if all of them wait
-    /// themselves. The reports of ranks on other hosts must not be older than `within`.
+    /// Returns when the time of the last of the ranks for which this rank waits is up. Returns
+    /// `None` unless all of these ranks wait themselves. The reports of ranks on other hosts must
+    /// not be older than `within`.
     pub(crate) fn others_wait_until(&self, blocker: Blocker, within: Duration) -> Option<Instant> {
         if let Blocker::Wire { from: rank } | Blocker::RemoteMessage { peer: rank, .. } = blocker {
             let state = self.remote.as_ref()?.lock();

@@ -111,6 +111,68 @@ fn a_rank_gets_its_own_messages_on_the_communicator_where_it_sent_them() {
     let expected = ["1 sent and 0 received", "0 sent and 1 received"];
     let told = last_error();
     assert!(expected.iter().any(|count| told.contains(&format!("to itself in one group: {count}"))), "{told}");
+    assert!(told.ends_with("; nothing of this group was performed"), "{told}");
+}
+
+#[test]
+fn a_group_that_fails_on_one_communicator_says_that_the_others_were_used() {
+    let (broken, sound) = (Comm::init_all(2), Comm::init_all(2));
+    let (mut wrong, mut right) = ([1.0_f32; 4], [[1.0_f32; 2]; 2]);
+    let reduce = |comm: &Comm, data: &mut [f32], count: usize| {
+        let at = data.as_mut_ptr().cast();
+        // SAFETY: the buffer holds `count` elements, and outlives the group.
+        ok(unsafe { ncclAllReduce(at, at, count, F32, SUM, **comm, null_mut()) });
+    };
+    // SAFETY: the group is ended below.
+    ok(unsafe { ncclGroupStart() });
+    for (rank, data) in right.iter_mut().enumerate() {
+        let (one, other) = wrong.split_at_mut(2);
+        reduce(&broken[rank], if rank == 0 { one } else { other }, 1 + rank);
+        reduce(&sound[rank], data, 2);
+    }
+    // SAFETY: the group has been started.
+    assert_eq!(unsafe { ncclGroupEnd() }, ncclInvalidUsage);
+    let told = last_error();
+    assert!(told.contains("the calls of this group on other communicators were performed"), "{told}");
+    assert_eq!(right, [[2.0; 2]; 2]);
+}
+
+#[test]
+fn a_message_to_itself_that_fails_leaves_the_calls_on_other_communicators() {
+    let (broken, sound) = (Comm::init_all(1), Comm::init_all(2));
+    let (sent, mut place, mut data) = ([1; 3], [0; 4], [[1.0_f32]; 2]);
+    // SAFETY: all buffers hold what the calls say, and outlive the group, which is ended here.
+    let ended = unsafe {
+        ok(ncclGroupStart());
+        send(&broken[0], &sent, 0);
+        recv(&broken[0], &mut place, 0);
+        for (comm, data) in sound.iter().zip(&mut data) {
+            let at = data.as_mut_ptr().cast();
+            ok(ncclAllReduce(at, at, 1, F32, SUM, **comm, null_mut()));
+        }
+        ncclGroupEnd()
+    };
+    assert_eq!(ended, ncclInvalidUsage);
+    let told = last_error();
+    assert!(told.contains("the calls of this group on other communicators were performed"), "{told}");
+    assert_eq!(data, [[2.0]; 2]);
+    assert_eq!(state_of(&broken[0]), ncclInvalidUsage);
+    assert_eq!(state_of(&sound[0]), ncclSuccess, "{}", last_error());
+}
+
+#[test]
+fn a_message_to_itself_without_its_receive_leaves_a_non_blocking_split_undone() {
+    let comms = Comm::init_all(2);
+    let (mut config, mut part) = (config(0), null_mut());
+    // SAFETY: the place outlives the call, because the group fails.
+    unsafe {
+        ok(ncclGroupStart());
+        ok(ncclCommSplit(*comms[0], 0, 0, &raw mut part, &raw mut config));
+        send(&comms[0], &[1], 0);
+        assert_eq!(ncclGroupEnd(), ncclInvalidUsage);
+    }
+    assert!(last_error().ends_with("; nothing of this group was performed"), "{}", last_error());
+    assert_eq!(state_of(&comms[0]), ncclSuccess, "{}", last_error());
 }
 
 #[test]
@@ -228,6 +290,7 @@ fn a_non_blocking_split_of_a_group_that_fails_leaves_the_parent_as_it_was() {
                 start_and_split(**comm, &mut part);
                 assert_ne!(ncclAllReduce(null_mut(), null_mut(), 4, F32, SUM, **comm, null_mut()), ncclSuccess);
                 assert_eq!(ncclGroupEnd(), ncclInvalidArgument);
+                assert!(last_error().ends_with("; nothing of this group was performed"), "{}", last_error());
             },
             // SAFETY: the text is a C string.
             _ => unsafe {

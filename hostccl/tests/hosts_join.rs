@@ -332,7 +332,7 @@ fn a_rank_that_dies_while_others_wait_is_named_to_all() {
     });
     let line = line.expect("a rank that has registered is missed");
     let named = pids.iter().any(|pid| line.contains(&format!("rank 1 (pid {pid} at ")));
-    assert!(named && line.contains("has gone before all"), "{line}");
+    assert!(named && line.contains("ended or lost its connection before all"), "{line}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use common::{DEADLINE, config, last_error, ranks, ranks_of, unique_id};
+use common::{Comm, DEADLINE, config, last_error, ranks, ranks_of, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -92,6 +92,39 @@ fn child() {
                 say(unsafe { ncclCommSplit(**comm, 0, 0, &raw mut child, null_mut()) });
             });
         }
+        Ok("split of one colour without files") => {
+            // Rank 1 is in no new communicator, so it needs no files.
+            let ready = std::sync::Barrier::new(2);
+            ranks(2, |comm, rank| {
+                // SAFETY: the communicator is live.
+                assert_eq!(unsafe { hostcclCommSetTimeout(**comm, 60_000) }, ncclSuccess);
+                ready.wait();
+                if rank == 0 {
+                    limit(libc::RLIMIT_NOFILE, next_descriptor());
+                }
+                ready.wait();
+                let (mut child, mut config, mut state) = (null_mut(), config(0), ncclInProgress);
+                let color = if rank == 0 { 0 } else { NCCL_SPLIT_NOCOLOR };
+                // SAFETY: the communicator is live, and the places outlive the split.
+                let begun = unsafe { ncclCommSplit(**comm, color, 0, &raw mut child, &raw mut config) };
+                assert_eq!(begun, ncclInProgress, "{}", last_error());
+                let began = Instant::now();
+                while state == ncclInProgress {
+                    assert!(began.elapsed() < DEADLINE, "rank {rank}: the split does not end");
+                    // SAFETY: there is a place for the answer.
+                    assert_eq!(unsafe { ncclCommGetAsyncError(**comm, &raw mut state) }, ncclSuccess);
+                    std::thread::yield_now();
+                }
+                if rank == 0 {
+                    return say(state);
+                }
+                let mut data = [1.0_f32];
+                let at = data.as_mut_ptr().cast();
+                let (dtype, op) = (DataType::Float32 as c_int, ReduceOp::Sum as c_int);
+                // SAFETY: the buffer holds the element.
+                say(unsafe { ncclAllReduce(at, at, 1, dtype, op, **comm, null_mut()) });
+            });
+        }
         Ok("init without memory") => {
             let id = served_id();
             limit(libc::RLIMIT_AS, address_space() + (1 << 20));
@@ -124,6 +157,51 @@ fn child() {
                 say(unsafe { ncclCommSplit(**comm, 0, 0, &raw mut child, &raw mut config) });
             });
         }
+        Ok("group without a thread") => {
+            let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+            // SAFETY: there is a place for the id.
+            assert_eq!(unsafe { hostcclGetUniqueIdFor(&raw mut id, 0) }, ncclSuccess);
+            let other = Comm::init_all(2);
+            ranks_of(id, 1, 0..1, |comm, _| {
+                let (mut config, mut child, mut data) = (config(0), null_mut(), [[1.0_f32], [2.0]]);
+                limit(libc::RLIMIT_AS, address_space() + (1 << 20));
+                // SAFETY: the communicators are live, the places outlive the group, the
+                // configuration is whole, and the buffers hold their elements.
+                say(unsafe {
+                    assert_eq!(ncclGroupStart(), ncclSuccess);
+                    let begun = ncclCommSplit(**comm, 0, 0, &raw mut child, &raw mut config);
+                    assert_eq!(begun, ncclSuccess, "{}", last_error());
+                    for (comm, data) in other.iter().zip(&mut data) {
+                        let at = data.as_mut_ptr().cast();
+                        let (dtype, op) = (DataType::Float32 as c_int, ReduceOp::Sum as c_int);
+                        assert_eq!(ncclAllReduce(at, at, 1, dtype, op, **comm, null_mut()), ncclSuccess);
+                    }
+                    ncclGroupEnd()
+                });
+                assert_eq!(data, [[3.0]; 2], "the group left out its blocking calls");
+            });
+        }
+        Ok("group of one communicator without a thread") => {
+            let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+            // SAFETY: there is a place for the id.
+            assert_eq!(unsafe { hostcclGetUniqueIdFor(&raw mut id, 0) }, ncclSuccess);
+            ranks_of(id, 1, 0..1, |comm, _| {
+                let (mut config, mut child, mut data) = (config(0), null_mut(), [1.0_f32, 2.0]);
+                let at = data.as_mut_ptr();
+                limit(libc::RLIMIT_AS, address_space() + (1 << 20));
+                // SAFETY: the communicator is live, the places outlive the group, the configuration
+                // is whole, and the buffers hold their elements.
+                say(unsafe {
+                    assert_eq!(ncclGroupStart(), ncclSuccess);
+                    let begun = ncclCommSplit(**comm, 0, 0, &raw mut child, &raw mut config);
+                    assert_eq!(begun, ncclSuccess, "{}", last_error());
+                    let dtype = DataType::Float32 as c_int;
+                    assert_eq!(ncclSend(at.cast(), 1, dtype, 0, **comm, null_mut()), ncclSuccess);
+                    assert_eq!(ncclRecv(at.add(1).cast(), 1, dtype, 0, **comm, null_mut()), ncclSuccess);
+                    ncclGroupEnd()
+                });
+            });
+        }
         Ok(other) => panic!("no case {other}"),
         Err(_) => {}
     }
@@ -146,8 +224,26 @@ fn a_split_without_descriptors_names_the_limit_on_every_rank() {
 }
 
 #[test]
+fn a_split_in_the_background_that_fails_for_one_colour_ends_the_parent_for_the_others() {
+    expect("split of one colour without files", 2, &["rank 0 could not make shared memory", "ulimit -n"]);
+}
+
+#[test]
 fn a_split_for_which_there_is_no_thread_ends_on_every_rank() {
     expect("split without a thread", 2, &["a thread could not be started", "ulimit -v"]);
+}
+
+#[test]
+fn a_group_with_a_split_for_which_there_is_no_thread_performs_its_blocking_calls() {
+    let others = "the calls of this group on other communicators were performed";
+    expect("group without a thread", 1, &["a thread could not be started", "ulimit -v", others]);
+}
+
+#[test]
+fn a_group_on_the_parent_of_a_split_for_which_there_is_no_thread_names_no_other_communicators() {
+    let said = said("group of one communicator without a thread");
+    let [line] = &said[..] else { panic!("{said:?}") };
+    assert!(line.contains("a thread could not be started") && !line.contains("other communicators"), "{line}");
 }
 
 #[test]

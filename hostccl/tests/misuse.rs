@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -305,5 +305,24 @@ fn arguments_out_of_range_are_named() {
         refused(init(0, unique_id(), 0).0, "nranks 0");
         refused(init(5000, unique_id(), 0).0, "nranks 5000");
         refused(init(2, ncclUniqueId { internal: [1; NCCL_UNIQUE_ID_BYTES] }, 0).0, "not made by hostccl");
+    });
+}
+
+#[test]
+fn a_string_stays_readable_when_a_later_question_finds_a_failed_communicator() {
+    common::ranks(2, |comm, rank| {
+        sum_of_ones(**comm, 1 + rank).unwrap_err();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: the strings are valid until this thread's next failing call, and none
+                // fails.
+                let [before, after] = unsafe {
+                    let before = ncclGetLastError(null_mut());
+                    [before, ncclGetLastError(**comm)].map(|text| CStr::from_ptr(text))
+                };
+                assert!(after.to_str().unwrap().contains("ncclAllReduce"), "{after:?}");
+                assert_eq!(before, c"");
+            });
+        });
     });
 }

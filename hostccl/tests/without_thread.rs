@@ -85,12 +85,18 @@ fn waits_make_communicators_and_their_parts() {
         // SAFETY: there is a place for the communicator.
         let refused = unsafe { ncclCommSplit(*comm, 0, 0, &raw mut second, null_mut()) };
         assert_eq!(refused, ncclInvalidArgument);
+        // So is a collective, because it has the split's name: neither of the two has one.
+        let mut data = [1.0_f32];
+        let (at, dtype, op) = (data.as_mut_ptr().cast(), DataType::Float32 as i32, ReduceOp::Sum as i32);
+        // SAFETY: the buffer holds the element.
+        let refused = unsafe { ncclAllReduce(at, at, 1, dtype, op, *comm, null_mut()) };
+        assert_eq!(refused, ncclInvalidArgument, "{}", last_error());
         assert!(part.is_null());
         // A wait of any length returns as soon as the part is made.
         assert_eq!(wait_once(&comm, i64::MAX), ncclSuccess, "{}", last_error());
         let part = Comm(part);
         assert_eq!((wait(&part), part.rank()), (ncclSuccess, 1 - rank as usize));
-        assert_eq!(sum(&part, 10), 20);
+        assert_eq!((sum(&part, 10), sum(&comm, 1)), (20, 2));
         let names = fs::read_dir("/proc/self/task").unwrap().flatten();
         let mut names = names.map(|task| fs::read_to_string(task.path().join("comm")).unwrap_or_default());
         assert!(names.all(|name| !name.starts_with("dm-make")), "the engine has started a thread");
@@ -164,4 +170,32 @@ fn the_timeout_counts_all_waits_together() {
     assert_eq!(wait(&comm), ncclTimeout, "{}", last_error());
     assert!(last_error().contains("rank 1"), "{}", last_error());
     assert!((Duration::from_millis(300)..SOON).contains(&began.elapsed()), "after {:?}", began.elapsed());
+}
+
+/// Each arrival is progress, but the time counts for the whole making.
+#[test]
+fn the_timeout_counts_from_the_beginning_while_other_ranks_arrive() {
+    let id = unique_id();
+    let first = begin(id, 5, 0);
+    // On a busy machine, the thread that waits may stand still for a second. Even then it must find
+    // its time over before all of ranks 1 to 3 have come.
+    // SAFETY: the communicator is live.
+    ok(unsafe { hostcclCommSetTimeout(*first, 1000) });
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            assert_eq!(wait(&first), ncclTimeout, "{}", last_error());
+            let mut late = -1;
+            // SAFETY: the communicator is live, and there is a place for the answer.
+            ok(unsafe { hostcclCommLostRank(*first, &raw mut late) });
+            (late, last_error())
+        });
+        let mut others = Vec::new();
+        for rank in 1..4 {
+            thread::sleep(Duration::from_millis(700));
+            others.push(begin(id, 5, rank));
+            wait_once(&others[others.len() - 1], 2);
+        }
+        let (late, told) = waiting.join().unwrap();
+        assert!((1..=3).contains(&late) && told.contains("did not come within 1000 ms"), "rank {late}: {told}");
+    });
 }

@@ -24,7 +24,7 @@ pub fn extract(
         memory.get(at * 8..at * 8 + 8).map_or(0, |word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
     };
     // The host engine's groups belong to no world.
-    let own = || snapshot.channels.iter().filter(|channel| channel.world.is_none_or(|place| place == world.place));
+    let own = || snapshot.channels.iter().filter(|channel| channel.world.is_none_or(|number| number == world.number));
     for group in own() {
         let base = layout::CHANNELS + usize::from(group.place) * layout::CHANNEL_WORDS;
         ranges.push((base, layout::CHANNEL_WORDS));

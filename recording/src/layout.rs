@@ -15,11 +15,11 @@
 //! an odd number before it changes the slot, and to the next even number afterwards. A reader that
 //! finds an odd stamp skips the slot. A reader that looks at a live process may read a slot while
 //! it is written. So it copies the memory three times, and takes the second copy of those slots
-//! whose stamps are equal in the first and the third. The end of a call and its state change later,
-//! without the stamp of the call: the end first.
+//! whose stamps are equal in the first and the third. When a call ends, the writer sets its end and
+//! then its state, and leaves the stamp of the call as it is.
 
-/// The first word of every recording: "dm-rec" and the version of this layout, 1.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"dm-rec\x00\x01");
+/// The first word of every recording: "dm-rec" and the version of this layout, 2.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"dm-rec\x00\x02");
 
 /// The number of words of a recording: 240 KiB.
 pub const WORDS: usize = TEXTS + TEXT_COUNT * TEXT_WORDS;
@@ -57,6 +57,8 @@ pub mod header {
     pub const VERSION_WORDS: usize = 3;
     /// The stamp of [`LATER`].
     pub const LATER_STAMP: usize = 17;
+    /// How many worlds the process has joined: the number of the last one.
+    pub const WORLDS_JOINED: usize = 18;
     /// The name of the host, as bytes of text: eight words.
     pub const HOST: usize = 20;
     /// The number of words of [`HOST`].
@@ -95,6 +97,9 @@ pub mod world {
     pub const LAUNCHER: usize = 36;
     /// The number of words of [`LAUNCHER`].
     pub const LAUNCHER_WORDS: usize = 4;
+    /// The number of the world. The worlds of a process have the numbers 1, 2 and so on in the order
+    /// of joining. Places are used again, numbers are not.
+    pub const NUMBER: usize = 40;
 }
 
 /// Where the channels begin.
@@ -105,14 +110,15 @@ pub const CHANNEL_COUNT: usize = 256;
 pub const CHANNEL_WORDS: usize = 32;
 
 /// The words of a channel. Those from [`CALLS_BEGUN`](channel::CALLS_BEGUN) to
-/// [`DIGEST`](channel::DIGEST), and [`CALLS_FAILED`](channel::CALLS_FAILED), change with each
-/// call, without the stamp. Each is right by itself.
+/// [`DIGEST`](channel::DIGEST), and [`CALLS_FAILED`](channel::CALLS_FAILED), change with each call,
+/// without the stamp. Each of these words is right by itself, but a copy may have some words from
+/// before a call and others from after it.
 pub mod channel {
     /// The stamp; 0 where no channel has this place.
     pub const STAMP: usize = 0;
     /// The kind (bits 0 to 7): 0 a mesh dimension, 1 an agreement scope, 2 a raw communicator. Its
-    /// state (bits 8 to 15): 0 open, 1 failed, 2 closed. The place of its world in the header
-    /// (bits 16 to 23); 255 for none.
+    /// state (bits 8 to 15): 0 open, 1 failed, 2 closed. The [number](super::world::NUMBER) of its
+    /// world (bits 16 to 63); 0 for none.
     pub const KIND: usize = 1;
     /// The key of the group: equal on all its ranks, and on no rank of another group.
     pub const KEY: usize = 2;
@@ -168,12 +174,13 @@ pub mod call {
     /// The root or the peer as its rank in the group (low 32 bits; all ones for none), and the low
     /// 32 bits of the stream's address.
     pub const PEER: usize = 4;
-    /// When the call was begun, in ticks. It is 0 for less than a microsecond in a call of few
-    /// elements, because the writer looks at the clock when the other ranks can see the call.
+    /// When the call was begun, in ticks. In a call of few elements it is 0 at first, for less than
+    /// a microsecond, because the writer reads the clock only once the other ranks can see the
+    /// call.
     pub const BEGUN: usize = 5;
-    /// When it ended, in ticks. 0 while it runs. A call that did not wait for another rank has the
-    /// time of its beginning. A call of few elements that has waited has the time of the last look
-    /// before the end of the wait, some hundred nanoseconds earlier.
+    /// When it ended, in ticks. 0 while it runs. For a call that did not wait for another rank,
+    /// this is the time at which it began. A call of few elements that has waited has the time of
+    /// the last look before the end of the wait, some hundred nanoseconds earlier.
     pub const ENDED: usize = 6;
     /// The channel's digest after this call.
     pub const DIGEST: usize = 7;

@@ -6,7 +6,8 @@
 //! begins. The writer makes no system call, takes no lock and starts no thread. A reader never
 //! stops the writer, and reads the recording of a process that is stopped, blocked or dead as well.
 //!
-//! - [`layout`]: where what stands. The memory is an array of 64-bit words.
+//! - [`layout`]: which word of the memory holds which value. The memory is an array of 64-bit
+//!   words.
 //! - [`clock`]: the ticks in which times are written, and what a tick is.
 //! - [`Operation`]: what a call does.
 //! - [`Recorder`], [`Channel`] and [`Entry`]: the writer.
@@ -16,8 +17,8 @@
 //! - [`packed`]: copies of a recording for other hosts.
 //! - [`place`]: how a recording is named, and how a reader finds the recordings of a process.
 //!
-//! The crate has no opinion on where the memory comes from. In the library, hostccl's module
-//! `recorder` opens it: an anonymous file (memfd), or a file in `DM_TRACE_DIR`.
+//! The user of the crate provides the memory. In the library, hostccl's module `recorder` opens it:
+//! an anonymous file (memfd), or a file in `DM_TRACE_DIR`.
 
 pub mod clock;
 mod extract;

@@ -3,7 +3,8 @@
 //!
 //! A group that is closed keeps its counters until another group takes its place. Groups of one
 //! process with equal labels are added up. So a counter may fall where a group's place was taken.
-//! For Prometheus this is a counter that began anew.
+//! For Prometheus this is a counter that began anew. When a later world takes the place of an ended
+//! world, the job and rank of the ended world's groups are unknown. These groups are then left out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -67,7 +68,9 @@ pub fn text(sources: &[Source<'_>]) -> String {
             size.1.insert(of_world.clone(), world.size.into());
             epoch.1.insert(of_world, world.epoch.into());
         }
-        for channel in &source.snapshot.channels {
+        let is_known =
+            |channel: &&RecordedChannel| channel.world.is_none() || source.snapshot.world_of(channel).is_some();
+        for channel in source.snapshot.channels.iter().filter(is_known) {
             let of_group = labels_of_group(source, channel, &pid);
             add(begun, &of_group, channel.calls_begun as f64);
             add(ended, &of_group, channel.calls_ended as f64);

@@ -91,7 +91,7 @@ impl Operation {
         matches!(self, Operation::Agreement | Operation::Barrier | Operation::StoreBytes | Operation::MakeComms)
     }
 
-    /// Whether each rank may have another count in one call.
+    /// Whether the count may differ between the ranks of one call.
     pub fn has_own_counts(self) -> bool {
         matches!(self, Operation::AllToAllV | Operation::AllGatherV | Operation::ReduceScatterV)
     }
@@ -118,9 +118,9 @@ pub struct Call {
 const BRIEF: u64 = 512;
 
 impl Call {
-    /// Whether the call takes so little time, where it waits for nobody, that a look at the clock
-    /// would be a considerable part of it. Then the exact time of its beginning and that of its end
-    /// are not worth two looks.
+    /// Whether reading the clock would take a considerable part of the call's time, if the call
+    /// waits for nobody. The clock is then not read twice, so the beginning and the end are less
+    /// exact.
     #[inline]
     pub fn is_brief(&self) -> bool {
         self.count <= BRIEF && !self.operation.has_own_counts() && !self.operation.is_agreement()
@@ -135,8 +135,8 @@ impl Call {
     }
 
     /// The digest of a channel after this call, from the digest before it. Two ranks have equal
-    /// digests if they have begun the same calls in the same order. The stream does not belong to
-    /// it, and neither does the count of a call that may have another one on each rank.
+    /// digests if they have begun the same calls in the same order. The digest includes neither the
+    /// stream nor the count of a call whose count may differ between the ranks.
     #[inline]
     pub(crate) fn digest(&self, before: u64) -> u64 {
         if !self.is_compared() {

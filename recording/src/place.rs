@@ -29,7 +29,7 @@ pub fn is_recording(path: &Path) -> bool {
 
 /// The recordings that a process writes, each with its path where it has one. A forked child may
 /// have its parent's. A process that only reads recordings, such as another `devicemesh why`, has
-/// none: the permissions of the links in /proc tell for what a descriptor was opened.
+/// none: the permissions of the links in /proc tell whether a descriptor was opened for writing.
 pub fn recordings_of(pid: u32) -> impl Iterator<Item = (Option<PathBuf>, File)> {
     let anonymous = format!("/memfd:{}", NAME.to_string_lossy());
     let recording = move |entry: DirEntry| {
@@ -40,10 +40,19 @@ pub fn recordings_of(pid: u32) -> impl Iterator<Item = (Option<PathBuf>, File)> 
         let file = is_written.then(|| File::open(entry.path()))?.ok()?;
         Some((is_file.then_some(target), file))
     };
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
     // The list is complete before the first file is opened. Otherwise two readers that look at each
     // other would open each other's descriptors without end.
-    let entries: Vec<DirEntry> = entries.filter_map(Result::ok).collect();
+    let list = |folder: &Path| -> Vec<DirEntry> {
+        fs::read_dir(folder.join("fd")).into_iter().flatten().filter_map(Result::ok).collect()
+    };
+    let folder = PathBuf::from(format!("/proc/{pid}"));
+    let mut entries = list(&folder);
+    if entries.is_empty() {
+        // When the main thread has ended alone, by pthread_exit, only the other threads have
+        // descriptors.
+        let threads = fs::read_dir(folder.join("task")).into_iter().flatten().filter_map(Result::ok);
+        entries = threads.map(|thread| list(&thread.path())).find(|entries| !entries.is_empty()).unwrap_or_default();
+    }
     entries.into_iter().filter_map(recording)
 }
 

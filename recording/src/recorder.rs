@@ -17,10 +17,10 @@ pub use self::ends::Wait;
 pub use self::entry::Entry;
 pub use self::own::RunningCall;
 
-/// The second moment of the clock is renewed with the first call that comes so many ticks later:
-/// 50 ms on a counter of 2.6 GHz, and 134 ms on the monotonic clock.
+/// The second moment of the clock is renewed with the first call that comes more than this number
+/// of ticks after it: 50 ms on a counter of 2.6 GHz, and 134 ms on the monotonic clock.
 const RENEW_AFTER: u64 = 1 << 27;
-/// The time of a beginning at which nobody has looked at the clock yet.
+/// The time at which a call began, as long as nobody has read the clock for it.
 const NOT_LOOKED: u64 = 0;
 
 /// Writes the recording of this process. All threads may use it at the same time.
@@ -72,17 +72,16 @@ pub struct ChannelFacts<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct World {
     place: u8,
-    /// The stamp that the place had when the world was opened. Another world in the place has
-    /// another one.
-    stamp: u64,
+    /// The number of the world. A later world in the place has another number.
+    number: u64,
 }
 
 /// A group of ranks in the recording: the place of a channel, which may be copied and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Channel {
     pub(crate) place: u16,
-    /// The stamp that the place had when the group was opened. Another group in the place has
-    /// another one.
+    /// The stamp that the place had when the group was opened. A later group in the place has
+    /// another stamp.
     pub(crate) stamp: u64,
 }
 
@@ -114,13 +113,17 @@ impl Recorder {
     /// that have not ended.
     pub fn open_world(&self, facts: &WorldFacts) -> Option<World> {
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = |place: &usize| {
-            let base = world_base(*place);
-            self.get(base + world::STAMP) == 0 || self.get(base + world::EPOCH) >> 32 != 0
-        };
-        let place = (0..header::WORLD_COUNT).find(is_free)?;
+        let is_used = |place: usize| self.get(world_base(place) + world::STAMP) != 0;
+        let has_ended = |place: &usize| self.get(world_base(*place) + world::EPOCH) >> 32 != 0;
+        // A world that has ended stays recorded as long as there is another place.
+        let unused = (0..header::WORLD_COUNT).find(|place| !is_used(*place));
+        let ended = (0..header::WORLD_COUNT).filter(has_ended);
+        let place = unused.or_else(|| ended.min_by_key(|place| self.get(world_base(*place) + world::NUMBER)))?;
         let base = world_base(place);
+        let number = self.get(header::WORLDS_JOINED) + 1;
+        self.set(header::WORLDS_JOINED, number);
         self.rewrite(base + world::STAMP, || {
+            self.set(base + world::NUMBER, number);
             self.set(base + world::KEY, facts.key);
             self.set(base + world::RANK, pair(facts.rank, facts.size));
             self.set(base + world::EPOCH, 0);
@@ -128,7 +131,7 @@ impl Recorder {
             self.set_text(base + world::STORE, world::STORE_WORDS, facts.store);
             self.set_text(base + world::LAUNCHER, world::LAUNCHER_WORDS, facts.launcher);
         });
-        Some(World { place: place as u8, stamp: self.get(base + world::STAMP) })
+        Some(World { place: place as u8, number })
     }
 
     /// Records the epoch of a world. Does nothing for a world that has ended.
@@ -147,13 +150,13 @@ impl Recorder {
         let base = world_base(world.place.into());
         let epoch = self.get(base + world::EPOCH);
         // The place of a world that has ended may be another world's by now.
-        if self.get(base + world::STAMP) == world.stamp && epoch >> 32 == 0 {
+        if self.get(base + world::NUMBER) == world.number && epoch >> 32 == 0 {
             self.set(base + world::EPOCH, change(epoch));
         }
     }
 
-    /// Records a group. Where all places are taken by groups that are open, gives
-    /// [`Channel::NONE`], and the header counts it.
+    /// Records a group. Where all places are taken by groups that are open, returns
+    /// [`Channel::NONE`], and counts the group in the header.
     pub fn open_channel(&self, facts: &ChannelFacts) -> Channel {
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = self.get(header::CHANNELS_OPENED);
@@ -166,7 +169,7 @@ impl Recorder {
         let base = channel_base(place);
         let members = self.write_members(facts.members);
         self.rewrite(base + channel::STAMP, || {
-            let world = facts.world.map_or(255, |world| u64::from(world.place));
+            let world = facts.world.map_or(0, |world| world.number);
             self.set(base + channel::KIND, u64::from(facts.kind) | world << 16);
             self.set(base + channel::KEY, facts.key);
             self.set(base + channel::RANK, pair(facts.rank, facts.size));
@@ -222,8 +225,9 @@ impl Recorder {
         self.begin_as(channel, call, EntryState::Queued, self.clock.ticks())
     }
 
-    /// Records that the ranks begin to agree on a call, which is described by `text`. In the digest
-    /// of the channel the text counts, and not its number, which may be another one on each rank.
+    /// Records that the ranks begin to agree on a call, which is described by `text`. The digest of
+    /// the channel includes the text and not the text's number, because the number may differ
+    /// between the ranks.
     pub fn begin_agreement(&self, channel: Channel, operation: Operation, text: &str) -> Entry {
         if channel == Channel::NONE {
             return Entry::NONE;
@@ -261,7 +265,8 @@ impl Recorder {
         let is_message = call.operation.is_message();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
         let counter = if is_message { channel::MESSAGES_BEGUN } else { channel::CALLS_BEGUN };
-        // Several threads may begin calls on one communicator before these take turns.
+        // Several threads may begin calls on one communicator at the same time, because the calls
+        // take turns only later.
         let in_channel = self.words[base + counter].fetch_add(1, Relaxed) + 1;
         let slot = slot_base(number);
         let stamp = (number + 1) * 2;
@@ -444,6 +449,6 @@ pub(crate) fn channel_base(place: usize) -> usize {
 }
 
 #[inline]
-fn slot_base(number: u64) -> usize {
+pub(crate) fn slot_base(number: u64) -> usize {
     layout::RING + number as usize % layout::CALL_COUNT * layout::CALL_WORDS
 }

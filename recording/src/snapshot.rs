@@ -88,8 +88,11 @@ pub struct ProcessFacts {
 /// A world of the process.
 #[derive(Debug, Clone)]
 pub struct RecordedWorld {
-    /// The place in the header, which [`RecordedChannel::world`] names.
+    /// The place in the header.
     pub place: u8,
+    /// The number, which [`RecordedChannel::world`] names. The process's first world has number 1,
+    /// and each later one has a higher number.
+    pub number: u64,
     /// Equal on all ranks of the world, and on no rank of another world.
     pub key: u64,
     /// The process's rank.
@@ -117,8 +120,8 @@ pub struct RecordedChannel {
     pub kind: u8,
     /// The state of the group.
     pub state: ChannelState,
-    /// The place of the world; `None` for none.
-    pub world: Option<u8>,
+    /// The number of the world; `None` for none.
+    pub world: Option<u64>,
     /// Equal on all ranks of the group, and on no rank of another group.
     pub key: u64,
     /// The process's rank in the group.
@@ -188,8 +191,8 @@ impl Snapshot {
         Ok((Snapshot::of_bytes(&before, &copy, &after)?, copy))
     }
 
-    /// Reads a recording from three copies of its memory, which were made one after the other. What
-    /// is read comes from the second copy. The first and the third show which slots nobody has
+    /// Reads a recording from three copies of its memory, which were made one after the other. The
+    /// values come from the second copy. The first and the third show which slots nobody has
     /// changed meanwhile. The copies of a dead process's memory may be the same.
     pub fn of_bytes(before: &[u8], copy: &[u8], after: &[u8]) -> io::Result<Snapshot> {
         let words = Words { before: to_words(before), copy: to_words(copy), after: to_words(after) };
@@ -238,9 +241,10 @@ impl Snapshot {
         self.calls.iter().filter(move |call| call.channel == place && call.number >= first)
     }
 
-    /// The world of a channel.
+    /// The world of a channel. `None` for a channel of no world, and where a later world has taken
+    /// the place of a world that has ended.
     pub fn world_of(&self, channel: &RecordedChannel) -> Option<&RecordedWorld> {
-        self.worlds.iter().find(|world| Some(world.place) == channel.world)
+        self.worlds.iter().find(|world| Some(world.number) == channel.world)
     }
 
     /// The nanoseconds of a tick. `now` is the present moment on the clock of the process's host,
@@ -289,6 +293,7 @@ impl Words {
         let (rank, epoch) = (self.get(base + world::RANK), self.get(base + world::EPOCH));
         Some(RecordedWorld {
             place: place as u8,
+            number: self.get(base + world::NUMBER),
             key: self.get(base + world::KEY),
             rank: rank as u32,
             size: (rank >> 32) as u32,
@@ -316,7 +321,7 @@ impl Words {
             place: place as u16,
             kind: kind as u8,
             state: *ChannelState::ALL.iter().find(|state| **state as u64 == kind >> 8 & 0xff)?,
-            world: Some((kind >> 16) as u8).filter(|world| *world != 255),
+            world: Some(kind >> 16).filter(|world| *world != 0),
             key: self.get(base + channel::KEY),
             rank: rank as u32,
             size: (rank >> 32) as u32,
@@ -358,8 +363,8 @@ impl Words {
         let (what, peer) = (self.get(base + call::WHAT), self.get(base + call::PEER));
         let byte = |at: u32| (what >> at) as u8;
         let ended = Some(self.get(base + call::ENDED)).filter(|ended| *ended != 0);
-        // The writer sets the end and then the state, without the stamp. A copy that has the state
-        // alone was made between the two.
+        // The writer sets the end and then the state, and leaves the stamp as it is. A copy that
+        // has the state without the end was made meanwhile.
         let state = match *EntryState::ALL.iter().find(|state| **state as u8 == byte(40))? {
             EntryState::Queued => EntryState::Queued,
             state if ended.is_some() => state,

@@ -281,6 +281,64 @@ fn a_digest_counts_when_all_calls_of_its_group_have_ended_well() {
     assert_eq!((recorder.settled_digest(channel), recorder.settled_digest(Channel::NONE)), (None, None));
 }
 
+/// Two threads may call at the same time, and the later call may end first.
+#[test]
+fn no_digest_counts_while_an_earlier_call_runs() {
+    let recorder = recorder(memory());
+    let [channel, other] = [1, 2].map(|key| recorder.open_channel(&facts(key, "mesh/dp", &[0, 1])));
+    let first = recorder.begin(channel, &all_reduce(8));
+    recorder.end(recorder.begin(channel, &all_reduce(4)), EntryState::Done);
+    assert_eq!(recorder.settled_digest(channel), None, "the first call runs");
+    recorder.end(first, EntryState::Done);
+    // Calls of other groups and messages do not count.
+    let _running = recorder.begin(other, &all_reduce(8));
+    let _message = recorder.begin(channel, &Call { operation: Operation::Recv, peer: 1, ..all_reduce(2) });
+    assert!(recorder.settled_digest(channel).is_some());
+}
+
+/// A world that has ended gives its place away when no other place is left, and its groups are
+/// closed but recorded.
+#[test]
+fn a_group_of_an_ended_world_does_not_pass_to_the_next_world() {
+    let words = memory();
+    let recorder = recorder(words);
+    let join = |key, job| {
+        let facts = WorldFacts { key, rank: key as usize, size: 10, job, store: "", launcher: "torchrun" };
+        recorder.open_world(&facts).unwrap()
+    };
+    let call = |world, key| {
+        let channel = recorder.open_channel(&ChannelFacts { world: Some(world), ..facts(key, "mesh/tp", &[0, 1]) });
+        recorder.end(recorder.begin(channel, &all_reduce(1)), EntryState::Done);
+        channel
+    };
+    let first = join(1, "one");
+    let closed = call(first, 9);
+    recorder.set_channel_state(closed, ChannelState::Closed);
+    let others: Vec<_> = (2..9).map(|key| join(key, "others")).collect();
+    recorder.close_world(others[3]);
+    recorder.close_world(first);
+    let ended = read(words);
+    assert_eq!(ended.world_of(&ended.channels[0]).unwrap().key, 1, "the place is not taken yet");
+    let ninth = join(9, "ninth");
+    call(ninth, 10);
+
+    let snapshot = read(words);
+    let numbers: Vec<u64> = snapshot.worlds.iter().map(|world| world.number).collect();
+    assert_eq!(numbers, [9, 2, 3, 4, 5, 6, 7, 8], "the world that was joined first has given its place away");
+    let of: Vec<_> = snapshot.channels.iter().map(|channel| snapshot.world_of(channel).map(|it| it.key)).collect();
+    assert_eq!(of, [None, Some(9)]);
+    let text = metrics::text(&[metrics::Source { snapshot: &snapshot, pid: 12, now: None }]);
+    let begun: Vec<&str> = text.lines().filter(|line| line.starts_with("devicemesh_calls_begun_total{")).collect();
+    let labels = r#"pid="12",job_id="ninth",rank="9",group="mesh/tp",kind="dimension""#;
+    assert_eq!(begun, [format!("devicemesh_calls_begun_total{{{labels}}} 1")]);
+
+    // The first world ends once, and its end does not concern the world in its place.
+    recorder.close_world(first);
+    assert!(!read(words).worlds[0].has_ended);
+    recorder.set_epoch(others[0], 4);
+    assert_eq!(read(words).worlds[1].epoch, 4);
+}
+
 #[test]
 fn an_extract_is_read_back_as_a_recording() {
     let words = memory();

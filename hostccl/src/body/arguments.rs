@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::call_name::Name;
 use crate::collective::{Kind, Reduction};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
-use crate::handle;
+use crate::handle::{self, Handle};
 use crate::types::*;
 
 /// Fails when an out-parameter is NULL.
@@ -13,21 +14,33 @@ pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
     if out.is_null() { Err(Error::argument(format!("{name} is NULL"))) } else { Ok(()) }
 }
 
-/// Returns the communicator, the element type and the reduction that an operation names. The
-/// communicator must take operations.
-// Inlined, because a call waits where it reads a result that was just written in smaller pieces.
+/// Returns the communicator, the element type and the reduction that an operation names. `call` is
+/// the name of a collective, and `None` for a message. Fails where the communicator does not accept
+/// the operation now.
+// Inlined, because the processor stalls where a call reads a result that was just written in
+// smaller pieces.
 #[inline(always)]
 pub(super) fn named(
     comm: ncclComm_t,
     datatype: ncclDataType_t,
     op: Option<ncclRedOp_t>,
+    call: Option<&Name>,
 ) -> Result<(Arc<Comm>, DataType, Option<Reduction>)> {
     let plain = op.and_then(ReduceOp::from_raw);
     if op.is_some() && plain.is_none() {
-        return named_with_operator(comm, datatype, op);
+        return named_with_operator(comm, datatype, op, call);
     }
-    let comm = handle::with(comm, |handle| handle.for_operation().cloned())?;
+    let comm = handle::with(comm, |handle| taking(handle, call).cloned())?;
     Ok((comm, data_type(datatype)?, plain.map(Reduction::Plain)))
+}
+
+/// Returns the handle's communicator for that collective, or for a message.
+#[inline(always)]
+fn taking<'a>(handle: &'a Handle, call: Option<&Name>) -> Result<&'a Arc<Comm>> {
+    match call {
+        Some(name) => handle.for_collective(name),
+        None => handle.for_message(),
+    }
 }
 
 /// Does what [`named`] does, for a reduction that is none of NCCL's own.
@@ -36,9 +49,10 @@ fn named_with_operator(
     comm: ncclComm_t,
     datatype: ncclDataType_t,
     op: Option<ncclRedOp_t>,
+    call: Option<&Name>,
 ) -> Result<(Arc<Comm>, DataType, Option<Reduction>)> {
     handle::with(comm, |handle| {
-        let comm = handle.for_operation()?.clone();
+        let comm = taking(handle, call)?.clone();
         let dtype = data_type(datatype)?;
         let reduction = op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
         Ok((comm, dtype, reduction))
@@ -50,7 +64,7 @@ pub(super) fn data_type(raw: ncclDataType_t) -> Result<DataType> {
     DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is not in 0..=11")))
 }
 
-/// Returns a root as a rank.
+/// Returns the root, once it is known to be one of the `nranks` ranks.
 pub(super) fn check_root(root: i32, nranks: usize) -> Result<usize> {
     usize::try_from(root)
         .ok()
@@ -58,7 +72,7 @@ pub(super) fn check_root(root: i32, nranks: usize) -> Result<usize> {
         .ok_or_else(|| Error::argument(format!("root {root} is not a rank of {nranks}")))
 }
 
-/// Returns a peer as a rank.
+/// Returns the peer, once it is known to be one of the `nranks` ranks.
 pub(super) fn check_peer(peer: i32, nranks: usize) -> Result<usize> {
     usize::try_from(peer)
         .ok()
@@ -66,8 +80,8 @@ pub(super) fn check_peer(peer: i32, nranks: usize) -> Result<usize> {
         .ok_or_else(|| Error::argument(format!("peer {peer} is not a rank of {nranks}")))
 }
 
-/// Returns the address of a buffer. A buffer that is NULL is refused if `count` elements are needed
-/// there; otherwise its address is one that is not NULL and is never used.
+/// Returns the address of a buffer. NULL is refused if the call needs `count` elements there.
+/// Otherwise NULL is replaced by an address that is not NULL and that nobody uses.
 pub(super) fn check_buffer<T>(name: &str, buffer: *mut T, count: usize, needed: bool) -> Result<*mut u8> {
     match (buffer.is_null(), needed && count > 0) {
         (false, _) => Ok(buffer.cast()),
@@ -84,8 +98,8 @@ pub(super) fn check_size(count: usize, parts: usize, dtype: DataType) -> Result<
     }
 }
 
-/// Fails when the buffers of a collective overlap in any other way than the one in which the
-/// collective works in place. `block` is `count` in bytes.
+/// Fails when the buffers of a collective overlap. The one exception is the overlap with which the
+/// collective works in place. `block` is the collective's `count` in bytes.
 pub(super) fn check_overlap(
     kind: Kind,
     send: *const u8,
@@ -113,6 +127,6 @@ pub(super) fn check_overlap(
         return Ok(());
     }
     Err(Error::argument(format!(
-        "sendbuff [{send:#x}, {send_end:#x}) and recvbuff [{recv:#x}, {recv_end:#x}) overlap, but not as in place: pass buffers that are apart, or exactly in place"
+        "sendbuff [{send:#x}, {send_end:#x}) and recvbuff [{recv:#x}, {recv_end:#x}) overlap, but not at the exact addresses of an in-place call: pass buffers that do not overlap, or the in-place addresses"
     )))
 }

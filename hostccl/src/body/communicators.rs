@@ -46,7 +46,7 @@ pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: 
 
 /// Begins a call that makes a communicator with ranks that have no parent: an init, or a growth. It
 /// checks `nranks` and the environment, and sets `*comm` to NULL. The NULL stays if an argument is
-/// wrong. Messages call the parameter `name`.
+/// wrong. Errors call the parameter `name`.
 ///
 /// # Safety
 /// `comm` is NULL, or can be written.
@@ -86,7 +86,7 @@ unsafe fn init(
     unsafe { join_by(id, comm, nranks, rank, device, config) }
 }
 
-/// Returns the task by which one rank joins a communicator, once its arguments are checked.
+/// Returns the task by which one rank joins a communicator. The caller has checked the arguments.
 ///
 /// # Safety
 /// `comm` stays valid until the call is over.
@@ -173,7 +173,8 @@ pub(crate) unsafe fn ncclCommInitAll(
                     init(comms.add(rank as usize), ndev, id, rank, device, Config::default())
                 }
             })
-            .collect()
+            .collect::<Result<_>>()
+            .inspect_err(|_| id.close(None))
     })
 }
 
@@ -206,8 +207,8 @@ pub(crate) unsafe fn ncclCommSplit(
                 match parent.is_revoked() {
                     false => make(parent),
                     true => {
-                        let renewal = shrink(parent, &[], false, whole, flag)?;
-                        Ok(Box::new(RevokedSplit::new(renewal, Box::new(make), call, described)))
+                        let renewal = shrink(parent.clone(), &[], false, whole, flag)?;
+                        Ok(Box::new(RevokedSplit::new(parent, renewal, Box::new(make), call, described)))
                     }
                 }
             })
@@ -342,8 +343,8 @@ pub(crate) unsafe fn hostcclCommWait(
 /// Returns the code of a communicator's state, and makes its error the last one of this thread.
 fn code_of(state: Result<ncclResult_t>) -> ncclResult_t {
     state.unwrap_or_else(|error| {
-        let (code, message) = (error.code(), error.message().to_owned());
-        error::remember(error, &message);
+        let code = error.code();
+        error::remember_state(error);
         code
     })
 }

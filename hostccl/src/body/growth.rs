@@ -54,7 +54,7 @@ pub(crate) unsafe fn ncclCommGrow(
     })
 }
 
-/// Returns the task of a new rank.
+/// Returns the task by which a new rank joins.
 ///
 /// # Safety
 /// `new_comm` stays valid until the call is over. `config` is NULL, or as NCCL documents it.
@@ -109,7 +109,7 @@ unsafe fn stay(
     Ok(Task::Init(unsafe { Init::new(Box::new(grow), handle, new_comm) }?))
 }
 
-/// Fails unless a communicator of `from` ranks grows to `nranks`.
+/// Fails unless `nranks` is more than `from`, the number of ranks of the communicator that grows.
 fn check_growth(nranks: c_int, from: u32) -> Result<()> {
     match nranks as u32 > from {
         true => Ok(()),

@@ -15,7 +15,8 @@ const REASON: usize = 1024;
 /// Makes the blocked calls of this rank on `comm` ask `question`: for the first time when they
 /// have waited for a quarter of a second without progress, and then ten times per second. When the
 /// answer is a reason, the engine ends the communicator for all of its ranks, with
-/// `ncclRemoteError` and the reason as the message. The first question that is set stays.
+/// `ncclRemoteError` and the reason as the message. Where a question is set already, that question
+/// stays, and `question` is dropped.
 ///
 /// The waiting thread asks the question. So the question must answer soon, and must call no
 /// function of the engine. This function does nothing where `comm` is not ready or has failed.

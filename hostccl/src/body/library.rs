@@ -27,8 +27,7 @@ pub(crate) unsafe fn ncclGetLastError(comm: ncclComm_t) -> Result<*const c_char>
     // A forked child has no communicators.
     if !error::has_last() && !comm.is_null() && !fork::is_child() {
         if let Err(error) = handle::find(comm).and_then(|handle| handle.status()) {
-            let message = error.message().to_owned();
-            error::remember(error, &message);
+            error::remember_state(error);
         }
     }
     Ok(error::last())

@@ -1,4 +1,4 @@
-//! The bodies of the C functions: they check the arguments, then hand over.
+//! The bodies of the C functions. They check the arguments, and leave the work to the layers below.
 
 // The functions have NCCL's names and parameter lists.
 #![allow(non_snake_case, non_upper_case_globals, clippy::too_many_arguments)]

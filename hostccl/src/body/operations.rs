@@ -23,7 +23,7 @@ struct RawCall {
     sendbuff: *const c_void,
     /// The receive buffer; NULL is allowed where this rank receives nothing.
     recvbuff: *mut c_void,
-    /// Elements of each rank's part, or of the whole.
+    /// The number of elements of each rank's part, or of the whole buffer.
     count: usize,
     /// The element type.
     datatype: ncclDataType_t,
@@ -44,7 +44,7 @@ impl RawCall {
         let (name, is_queued) = (Name::take_next(), group::is_open());
         let mut recorded = None;
         let outcome = group::submit_one(is_queued, || {
-            let (comm, dtype, reduction) = named(self.comm, self.datatype, self.op)?;
+            let (comm, dtype, reduction) = named(self.comm, self.datatype, self.op, Some(&name))?;
             let (rank, nranks) = comm.whole();
             let root = self.root.map(|root| check_root(root, nranks)).transpose()?;
             check_size(self.count, nranks, dtype)?;
@@ -210,7 +210,7 @@ unsafe fn message(
     let (call, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = None;
     let outcome = group::submit_one(is_queued, || {
-        let (comm, dtype, _) = named(comm, datatype, None)?;
+        let (comm, dtype, _) = named(comm, datatype, None, None)?;
         check_size(count, 1, dtype)?;
         let peer = check_peer(peer, comm.whole().1)?;
         let side = side(check_buffer(name, buffer, count, true)?);

@@ -59,7 +59,7 @@ unsafe fn submit(
     let (name, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = None;
     let outcome = group::submit_one(is_queued, || {
-        let (comm, dtype, reduction) = named(comm, datatype, op)?;
+        let (comm, dtype, reduction) = named(comm, datatype, op, Some(&name))?;
         let (me, n) = comm.whole();
         // SAFETY: this function's contract.
         let read = |lists: Option<Lists>| unsafe { lists.map(|lists| lists.read(n, dtype)).transpose() };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::greeting::{self, ANSWER_BYTES, HELLO_BYTES, Hello, PROOF_BYTES, Status};
 use super::link::Link;
 use super::meeting::{ConnectionId, Meeting};
+use super::message::RANK_MESSAGE_BYTES;
 use crate::fork::Closed;
 use crate::noise::{HANDSHAKE_BYTES, Session};
 use crate::segment::LAYOUT_VERSION;
@@ -18,10 +19,8 @@ use crate::wire::{Token, here};
 const GREETING_TIME: Duration = Duration::from_secs(20);
 /// How long the last message to a rank may take.
 const FAREWELL_TIME: Duration = Duration::from_secs(10);
-/// The longest message that a rank sends, in bytes.
-const RANK_MESSAGE_BYTES: usize = 16 << 10;
 
-/// The joins that the thread serves, with the tokens of their ids, by the ids' numbers.
+/// The joins that the thread serves, each with the token of its id. The key is the id's number.
 pub(super) type Meetings = HashMap<u64, (Token, Meeting)>;
 
 /// The next thing that a connection waits for.
@@ -36,8 +35,9 @@ pub(super) enum Progress {
     /// The connection waits for messages of the join by the id with this number. The rank is known
     /// once it has registered.
     Ready(u64, Option<usize>),
-    /// The connection waits until everything is sent. Then it is closed.
-    Farewell,
+    /// The connection waits until everything is sent. Then it is closed. The flag says whether the
+    /// other side has proved that it knows the id.
+    Farewell(bool),
 }
 
 /// The outcome of [`Accepted::step`].
@@ -72,14 +72,16 @@ impl Accepted {
         Accepted { link: Link::new(socket), from, progress: Progress::Hello, until }
     }
 
-    /// Whether nobody has registered on the connection.
+    /// Whether nobody has registered on the connection. A connection that is about to close counts
+    /// as a stranger unless its other side knows the id.
     pub(super) fn is_stranger(&self) -> bool {
-        !matches!(self.progress, Progress::Ready(_, Some(_)) | Progress::Farewell)
+        !matches!(self.progress, Progress::Ready(_, Some(_)) | Progress::Farewell(true))
     }
 
     /// Closes the connection as soon as everything is sent.
     pub(super) fn say_farewell(&mut self) {
-        self.progress = Progress::Farewell;
+        let knows_id = matches!(self.progress, Progress::Ready(..) | Progress::Farewell(true));
+        self.progress = Progress::Farewell(knows_id);
         self.until = Some(Instant::now() + FAREWELL_TIME);
     }
 
@@ -148,7 +150,12 @@ impl Accepted {
                 self.progress = Progress::Ready(number, now);
                 return Ok(Step::Handled(number));
             }
-            Progress::Farewell => return Ok(Step::Wait),
+            // Unread bytes would keep the connection readable, and the thread awake, until the
+            // connection is closed. So they are thrown away.
+            Progress::Farewell(_) => {
+                self.link.discard();
+                return Ok(Step::Wait);
+            }
         }
         Ok(Step::Advanced)
     }

@@ -11,6 +11,7 @@ use super::message::{MESSAGE_BYTES, Message};
 use crate::error::{Error, Result};
 use crate::fork::Closed;
 use crate::noise::{HANDSHAKE_BYTES, Session};
+use crate::outside;
 use crate::token::random_token;
 use crate::types::*;
 use crate::wire::{Token, here};
@@ -72,7 +73,7 @@ impl Client {
         matches!(self.progress, Progress::Ready(_))
     }
 
-    /// Whether this process has sent all of the first message.
+    /// Whether the kernel has taken all of the first message.
     pub(crate) fn has_sent_first(&self) -> bool {
         matches!(&self.progress, Progress::Ready(link) if !link.has_to_send())
     }
@@ -91,6 +92,25 @@ impl Client {
             Progress::Greeted(link, _) | Progress::Noise(link, _) | Progress::Ready(link) => {
                 Some((link.fd(), link.has_to_send()))
             }
+        }
+    }
+
+    /// Tells the maker that this rank cannot join. Where this rank has not registered yet, the
+    /// refusal takes the place of its registration. Only in that case does this function wait, for at
+    /// most `longest`, until the kernel has taken the refusal.
+    pub(crate) fn refuse(&mut self, error: &Error, longest: Duration) {
+        let refusal = Message::Failed(error.clone());
+        if self.is_ready() {
+            return self.send(&refusal);
+        }
+        self.first = refusal;
+        let end = Instant::now() + longest;
+        while self.poll().is_ok() && !self.has_sent_first() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            outside::sleep(self.waits_for().into_iter(), left);
         }
     }
 
@@ -150,7 +170,7 @@ impl Client {
                             return Ok(None);
                         }
                         // A maker with another secret answers before it closes the connection. So
-                        // the reason is as above.
+                        // the maker had too many connections or has ended, as above.
                         self.closed();
                         continue;
                     };

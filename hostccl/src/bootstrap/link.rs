@@ -1,4 +1,4 @@
-//! A connection of a join. It sends and reads bytes without waiting, and cuts the bytes that it
+//! A connection of a join. It sends and reads bytes without waiting, and splits the bytes that it
 //! reads into messages.
 
 use std::collections::VecDeque;
@@ -23,8 +23,8 @@ const GREETING_BYTES: usize = 256;
 pub(super) enum LinkState {
     /// The connection is open.
     Open,
-    /// The other side has closed the connection, or the connection has broken. The bytes that had
-    /// come before may still be taken.
+    /// The other side has closed the connection, or the connection has broken. Bytes that arrived
+    /// before that can still be taken.
     Closed,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum LinkState {
 pub(super) struct Link {
     /// The connection.
     socket: Closed<TcpStream>,
-    /// The bytes that have come and have not been taken, encrypted where the link is sealed.
+    /// The bytes that have arrived and have not been taken. On a sealed link they are encrypted.
     inbox: Vec<u8>,
     /// On a sealed link: the decrypted bytes of messages that have not been taken.
     plain: Vec<u8>,
@@ -96,7 +96,7 @@ impl Link {
 
     /// Sends and reads what is possible without waiting.
     pub(super) fn pump(&mut self) -> LinkState {
-        // Bytes that have come are read even after the connection has broken.
+        // Bytes that have arrived are read even after the connection has broken.
         let is_broken = self.push().is_err();
         let room = self.room();
         let mut buffer = [0; 16 << 10];
@@ -134,7 +134,13 @@ impl Link {
         Ok(())
     }
 
-    /// Takes `LENGTH` bytes as they came, or none while fewer have come.
+    /// Forgets the bytes that have arrived.
+    pub(super) fn discard(&mut self) {
+        self.inbox.clear();
+    }
+
+    /// Takes the next `LENGTH` bytes without decrypting them. Returns `None` while fewer have
+    /// arrived.
     pub(super) fn take<const LENGTH: usize>(&mut self) -> Option<[u8; LENGTH]> {
         let taken = self.inbox.first_chunk::<LENGTH>().copied()?;
         self.inbox.drain(..LENGTH);
@@ -161,7 +167,7 @@ impl Link {
         Ok(())
     }
 
-    /// Returns the next message, or `None` while it has not come whole. Fails for bytes that are no
+    /// Returns the next message, or `None` until all of it has arrived. Fails for bytes that are no
     /// message.
     pub(super) fn message(&mut self) -> Result<Option<Message>, String> {
         self.decrypt()?;
@@ -177,7 +183,7 @@ impl Link {
         message.map(Some)
     }
 
-    /// Decrypts the records that have come whole.
+    /// Decrypts the records that have arrived completely.
     fn decrypt(&mut self) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         let mut at = 0;
@@ -199,8 +205,9 @@ pub(super) fn frame(message: &Message) -> Arc<[u8]> {
     [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat().into()
 }
 
-/// Sets the options of a connection: no delay, and the kernel notices in seconds that the other
-/// host has fallen silent. An option that the kernel refuses does no harm.
+/// Sets the options of a connection. Small messages are sent at once (no Nagle), and the kernel
+/// notices within about five seconds that the other host has fallen silent. An option that the
+/// kernel refuses does no harm.
 pub(super) fn tune(socket: &TcpStream) {
     let _ = socket.set_nodelay(true);
     let set = |level, name, value: libc::c_int| {

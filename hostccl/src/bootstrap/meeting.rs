@@ -11,11 +11,11 @@ use crate::blame::Blame;
 use crate::error::Error;
 use crate::labels;
 use crate::process::ProcessId;
-use crate::segment::Lobby;
+use crate::segment::{Lobby, MAX_RANKS};
 use crate::types::*;
 
-/// When two ranks came with different numbers of ranks, how long the join waits for a third rank.
-/// The third rank shows which of the two is wrong.
+/// How long the join waits for a third rank after two ranks have passed different values of
+/// `nranks`. The third rank shows which of the two is wrong.
 const THIRD_RANK: Duration = Duration::from_millis(250);
 /// When a rank has ended, the join waits until no further rank has ended for this time. Then it
 /// fails, and names all ranks that have ended.
@@ -81,8 +81,8 @@ pub(super) struct Meeting {
     told: usize,
     /// When the maker last looked whether to send `done` to the ranks.
     told_at: Instant,
-    /// The ranks that came with another number of ranks than the first rank, with their
-    /// connections, and when each came.
+    /// The ranks that passed another `nranks` than the first rank. Each stands with its connection
+    /// and the time at which it tried to register.
     differ: Vec<(Member, ConnectionId, Instant)>,
     /// The ranks whose connections have ended, and when each ended.
     gone: Vec<(usize, Instant)>,
@@ -148,7 +148,8 @@ impl Meeting {
         match (message, rank) {
             (Message::Register(member), None) => Ok(self.register(connection, from, member)),
             (Message::Failed(error), _) => {
-                self.fail(error);
+                let most = if self.ranks.is_empty() { MAX_RANKS as usize } else { self.ranks.len() };
+                self.fail(error.of_ranks_below(most));
                 Ok(rank)
             }
             (Message::Opened(opened), Some(rank))
@@ -195,8 +196,17 @@ impl Meeting {
         self.failure = Some(error);
     }
 
-    /// Does the work whose time has come. Returns when the next work is due, or `None` where only
-    /// a message makes work.
+    /// Ends the join because its id is closed. `why` is the reason, where it is known. A failure in
+    /// the segment of the id came first.
+    pub(super) fn close(&mut self, why: Option<Error>) {
+        if self.is_busy() {
+            let closed = || Error::usage("the unique id was closed before all ranks had joined");
+            self.fail(self.lobby.failure().or(why).unwrap_or_else(closed));
+        }
+    }
+
+    /// Does the work that is due. Returns when the next work is due, or `None` where only a message
+    /// causes more work.
     pub(super) fn tick(&mut self, now: Instant) -> Option<Instant> {
         if self.failure.is_some() || self.stage == Stage::Over {
             return None;
@@ -224,7 +234,7 @@ impl Meeting {
             return None;
         }
         // The join looks for a failure in the lobby as often as it sends `StageDone`, because no
-        // descriptor tells of it.
+        // descriptor becomes readable when the lobby fails.
         let due = self.told_at + PACE;
         if now < due {
             return Some(due);
@@ -241,7 +251,7 @@ impl Meeting {
     }
 
     /// Registers a rank. Returns the rank, or `None` where the rank cannot join: it is refused, or
-    /// it came with another number of ranks.
+    /// it passed another `nranks` than the first rank.
     fn register(&mut self, connection: ConnectionId, from: IpAddr, member: Member) -> Option<usize> {
         let refuse = |meeting: &mut Meeting, error: Error| {
             let frame = link::frame(&Message::Failed(error));
@@ -323,9 +333,9 @@ impl Meeting {
             None => format!("rank {rank}"),
         };
         let message = match gone.as_slice() {
-            [rank] => format!("{} has gone before all ranks had joined", describe(rank)),
+            [rank] => format!("{} ended or lost its connection before all ranks had joined", describe(rank)),
             _ => format!(
-                "{} have gone before all ranks had joined, first {}",
+                "{} ended or lost their connections before all ranks had joined; the first was {}",
                 labels::list(gone.iter().map(|rank| *rank as i32)),
                 describe(&gone[0])
             ),
@@ -333,8 +343,8 @@ impl Meeting {
         self.fail(Error::new(ncclRemoteError, message).by(Blame::of_lost(gone)));
     }
 
-    /// Ends the join because ranks came with different numbers of ranks. The failure blames the
-    /// smaller group of ranks, or all ranks where both groups have one size.
+    /// Ends the join because ranks passed different values of `nranks`. The failure blames the
+    /// smaller group of ranks, or the ranks of both groups where these have the same size.
     fn fail_differing(&mut self) {
         let (agreed, came) = (self.ranks.len(), self.registered());
         let differing: Vec<usize> = self.differ.iter().map(|(member, ..)| member.rank as usize).collect();

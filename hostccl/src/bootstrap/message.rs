@@ -6,15 +6,19 @@ use crate::error::Error;
 use crate::process::ProcessId;
 use crate::segment::MAX_RANKS;
 use crate::types::*;
-use crate::wire::Contact;
+use crate::wire::{ADDRESS_BYTES, Contact};
 
-/// The longest address of a wire, in bytes.
-pub(crate) const ADDRESS_BYTES: usize = 512;
 /// The longest text of a failure, in bytes. The writer cuts a longer text.
 const TEXT_BYTES: usize = 2048;
-/// The longest message, in bytes. A table of 1024 ranks fits.
-pub(super) const MESSAGE_BYTES: usize = 1 << 20;
+/// The longest message of the maker, in bytes. A table of 1024 ranks fits. A rank accepts it only
+/// from the process that has proved to know the id's token.
+pub(super) const MESSAGE_BYTES: usize = 32 << 20;
 const _: () = assert!(MAX_RANKS as usize * (ADDRESS_BYTES + 256) < MESSAGE_BYTES);
+/// The longest message of a rank, in bytes: its registration, or a failure. The maker accepts it
+/// only from a rank that has proved to know the id's token.
+pub(super) const RANK_MESSAGE_BYTES: usize = 20 << 10;
+const _: () = assert!(ADDRESS_BYTES + 256 < RANK_MESSAGE_BYTES);
+const _: () = assert!(2 * 4 * MAX_RANKS as usize + TEXT_BYTES + 256 < RANK_MESSAGE_BYTES);
 
 /// The facts that a rank tells the others about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

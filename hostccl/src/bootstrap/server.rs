@@ -27,10 +27,11 @@ use crate::wire::{Token, here};
 
 /// The most connections on which no rank has registered. A newer connection closes the oldest one.
 const STRANGERS: usize = 1024;
-/// The pause of the listening socket when the process can open no more files.
+/// How long the thread accepts no connection after the process could open no more files.
 const NO_FILES_PAUSE: Duration = Duration::from_millis(50);
-/// How long the process may lack files for new connections. After that, the joins that wait for
-/// more ranks fail. Otherwise their ranks would time out, and the error would not give the reason.
+/// How long the process may be unable to open files for new connections. After that, the joins that
+/// wait for more ranks fail. Otherwise their ranks would time out, and the error would not give the
+/// reason.
 const NO_FILES_LIMIT: Duration = Duration::from_secs(2);
 /// The shortest and the longest pause of the thread while nobody has registered. After each pause
 /// the thread checks whether the ranks of this host have used an id up in the id's segment. Each
@@ -41,7 +42,7 @@ const IDLE_PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::
 /// connect.
 pub(crate) fn open(token: Token, fd: &OwnedFd) -> Result<SocketAddr> {
     let lobby = Lobby::of(fd)?;
-    let mut server = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut server = SERVER.lock();
     let shared = match current(&mut server) {
         Some(shared) => shared,
         None => {
@@ -55,11 +56,13 @@ pub(crate) fn open(token: Token, fd: &OwnedFd) -> Result<SocketAddr> {
     Ok(shared.address)
 }
 
-/// Stops serving an id. A join that is still under way fails.
-pub(crate) fn close(token: Token) {
-    let mut server = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+/// Stops serving an id. A join that is still under way fails. `why` is the reason, if a rank of this
+/// process has given the join up. It is passed here because the rank's own message may reach the
+/// thread after this command.
+pub(crate) fn close(token: Token, why: Option<Error>) {
+    let mut server = SERVER.lock();
     if let Some(shared) = current(&mut server) {
-        shared.command(Command::Close(token));
+        shared.command(Command::Close(token, why.map(Box::new)));
     }
 }
 
@@ -140,10 +143,10 @@ impl Server {
                     });
                     self.meetings.insert(greeting::number(&token), (token, Meeting::new(lobby, comm)));
                 }
-                Command::Close(token) => {
+                Command::Close(token, why) => {
                     let number = greeting::number(&token);
-                    if let Some((_, meeting)) = self.meetings.get_mut(&number).filter(|(_, it)| it.is_busy()) {
-                        meeting.fail(Error::usage("the unique id was closed before all ranks had joined"));
+                    if let Some((_, meeting)) = self.meetings.get_mut(&number) {
+                        meeting.close(why.map(|why| *why));
                     }
                     self.send_messages(number);
                     self.meetings.remove(&number);
@@ -152,7 +155,7 @@ impl Server {
         }
     }
 
-    /// Does the work whose time has come. Returns when the next work is due.
+    /// Does the work that is due. Returns when the next work is due.
     fn tick(&mut self, now: Instant) -> Instant {
         let numbers: Vec<u64> = self.meetings.keys().copied().collect();
         let mut due = now + self.idle_pause;
@@ -198,7 +201,7 @@ impl Server {
         }
     }
 
-    /// Waits until bytes, a connection or a command has come, or the time is up. Then serves the
+    /// Waits until bytes, a connection or a command arrives, or the time is up. Then serves the
     /// connections.
     fn wait(&mut self, longest: Duration) {
         let listening = self.paused_until.is_none_or(|until| Instant::now() >= until);
@@ -268,6 +271,7 @@ impl Server {
         let now = Instant::now();
         let why = machine::explained(error);
         // A connection that waited during an earlier shortage may have gone before it was accepted.
+        // Then that shortage is over, although no accept has cleared `no_files_since`.
         if self.paused_until.is_some_and(|until| now > until + NO_FILES_LIMIT) {
             self.no_files_since = None;
         }
@@ -309,13 +313,6 @@ impl Server {
     fn serve(&mut self, connection: ConnectionId) {
         let Some(peer) = self.peers.get_mut(&connection) else { return };
         let state = peer.link.pump();
-        if matches!(peer.progress, Progress::Farewell) {
-            // The rank closes the connection when it has read everything.
-            if state == LinkState::Closed {
-                self.drop_peer(connection);
-            }
-            return;
-        }
         let answered = self.answer(connection);
         if let Err(why) = &answered {
             let from = self.peers.get(&connection).map_or_else(String::new, |peer| peer.from.to_string());
@@ -327,8 +324,8 @@ impl Server {
         }
     }
 
-    /// Handles the bytes that a connection has received, as far as they go. Fails where the
-    /// connection must be closed.
+    /// Handles the bytes that a connection has received, up to the last complete message. Fails
+    /// where the connection must be closed.
     fn answer(&mut self, connection: ConnectionId) -> std::result::Result<(), String> {
         while let Some(peer) = self.peers.get_mut(&connection) {
             match peer.step(connection, &mut self.meetings)? {

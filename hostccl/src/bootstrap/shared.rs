@@ -6,12 +6,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::fork::{self, Closed};
+use crate::error::Error;
+use crate::fork::{Closed, Inherited};
 use crate::segment::Lobby;
 use crate::wire::Token;
 
 /// The thread of this process that serves joins, while there is one.
-pub(super) static SERVER: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
+pub(super) static SERVER: Inherited<Option<Arc<Shared>>> = Inherited::new();
 
 /// The state that the thread shares with the threads that make and close ids.
 #[derive(Debug)]
@@ -33,8 +34,9 @@ pub(super) struct Shared {
 pub(super) enum Command {
     /// Serves a new id.
     Open(Token, Lobby),
-    /// Ends the join of an id for the ranks that have registered, and forgets the id.
-    Close(Token),
+    /// Ends the join of an id for the ranks that have registered, and forgets the id. The error is
+    /// the reason, where a rank of this process has given the join up.
+    Close(Token, Option<Box<Error>>),
 }
 
 impl Shared {
@@ -49,18 +51,14 @@ impl Shared {
 
     /// Ends the thread unless there is a command. Returns whether it has ended.
     pub(super) fn end(self: &Arc<Shared>) -> bool {
-        // A child that is forked while the lock is held would find the lock taken for ever, because
-        // the thread that holds it does not exist in the child.
-        fork::without_forks(|| {
-            let Ok(mut server) = SERVER.try_lock() else { return false };
-            let idle = self.commands.try_lock().is_ok_and(|commands| commands.is_empty());
-            if idle {
-                self.ended.store(true, Ordering::SeqCst);
-                // The caller holds another reference, so dropping this one closes no descriptor.
-                drop(server.take_if(|shared| Arc::ptr_eq(shared, self)));
-            }
-            idle
-        })
+        let Some(mut server) = SERVER.try_lock() else { return false };
+        let idle = self.commands.try_lock().is_ok_and(|commands| commands.is_empty());
+        if idle {
+            self.ended.store(true, Ordering::SeqCst);
+            // The caller holds another reference, so dropping this one closes no descriptor.
+            drop(server.take_if(|shared| Arc::ptr_eq(shared, self)));
+        }
+        idle
     }
 }
 

@@ -1,3 +1,4 @@
+mod accepted;
 pub(crate) mod client;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -5,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::greeting::{self, Hello, Status};
 use super::meeting::{Meeting, Outgoing};
-use super::message::{Member, Message, Stage};
+use super::message::{MESSAGE_BYTES, Member, Message, Stage};
 use crate::blame::Blame;
 use crate::error::Error;
 use crate::process::ProcessId;
-use crate::segment::{self, Lobby};
+use crate::segment::{self, Lobby, MAX_RANKS};
 use crate::types::*;
-use crate::wire::Contact;
+use crate::wire::{ADDRESS_BYTES, Contact};
 
 pub(crate) fn member(rank: u32, nranks: u32) -> Member {
     Member {
@@ -51,6 +52,21 @@ fn messages_survive_their_bytes_and_no_part_of_one_is_a_message() {
         }
         assert_eq!(Message::decode(&[&bytes[..], &[0]].concat()), None);
     }
+}
+
+/// UCX's address is long where a host has many network cards.
+#[test]
+fn a_table_of_the_most_ranks_with_the_longest_addresses_is_a_message() {
+    let longest = |rank, nranks| {
+        let contact = Contact { id: [9; 16], address: vec![5; ADDRESS_BYTES] };
+        Member { contact, ..member(rank, nranks) }
+    };
+    let registration = Message::Register(longest(2, 3));
+    assert_eq!(Message::decode(&registration.encode()), Some(registration));
+    let table = Message::Table { comm: 1, members: (0..MAX_RANKS).map(|rank| longest(rank, MAX_RANKS)).collect() };
+    let bytes = table.encode();
+    assert!(bytes.len() <= MESSAGE_BYTES, "{}", bytes.len());
+    assert!(Message::decode(&bytes) == Some(table));
 }
 
 #[test]
@@ -121,6 +137,17 @@ fn failure(meeting: &mut Meeting) -> Error {
 }
 
 #[test]
+fn an_id_that_is_closed_after_a_failure_in_its_segment_gives_the_failure() {
+    let fd = segment::create([1; 16]).unwrap();
+    let mut meeting = Meeting::new(Lobby::of(&fd).unwrap(), 7);
+    register(&mut meeting, 1, 2);
+    assert!(segment::fail(&fd, 0, &Error::new(ncclSystemError, "no memory")));
+    meeting.close(Some(Error::new(ncclRemoteError, "rank 0 gave up joining")));
+    let error = failure(&mut meeting);
+    assert_eq!((error.code(), error.message(), error.lost()), (ncclSystemError, "no memory", Some(0)));
+}
+
+#[test]
 fn all_ranks_go_through_the_stages() {
     let mut meeting = meeting();
     for rank in [2, 0, 1] {
@@ -178,4 +205,14 @@ fn the_smaller_side_of_other_numbers_is_to_blame() {
     let error = failure(&mut meeting);
     assert_eq!(error.message(), "rank 1 (pid 101) passed nranks 4, but ranks 0, 2 passed 3");
     assert_eq!((error.code(), &error.blame().ranks[..]), (ncclInvalidUsage, &[1][..]));
+}
+
+#[test]
+fn a_failure_names_no_rank_that_the_communicator_does_not_have() {
+    let mut meeting = meeting();
+    register(&mut meeting, 0, 2);
+    let told = Error::new(ncclRemoteError, "it cannot join").by(Blame::of_lost([1, 2, 1023, usize::MAX]));
+    meeting.take(0, Some(0), FROM, Message::Failed(told)).unwrap();
+    let error = failure(&mut meeting);
+    assert_eq!(error.blame(), &Blame::of_lost([1]));
 }

@@ -24,7 +24,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The operation in the recording of the process.
+    /// Returns the operation that stands for this kind in the recording of the process.
     pub(crate) fn operation(self) -> Operation {
         match self {
             Kind::AllReduce => Operation::AllReduce,
@@ -58,7 +58,8 @@ impl Kind {
         (Kind::ReduceScatterV, "hostcclReduceScatterv"),
     ];
 
-    /// Whether all ranks of the call have one count. The number may come from shared memory.
+    /// Whether a call of this kind has one count for all ranks. The number may come from shared
+    /// memory, so any value is allowed.
     pub(super) fn has_one_count(raw: u8) -> bool {
         Kind::ALL.iter().all(|(kind, _)| *kind as u8 != raw || !kind.is_ragged())
     }
@@ -99,8 +100,8 @@ pub(crate) struct Call {
     pub(crate) send: *const u8,
     /// The caller's receive buffer; dangling where this rank receives nothing.
     pub(crate) recv: *mut u8,
-    /// The count as the caller gave it: elements of each rank's part, or of the whole. It is 0 in a
-    /// collective in which each rank has a count of its own.
+    /// The count as the caller gave it: the number of elements of each rank's part, or of the whole
+    /// buffer. It is 0 in a collective in which each rank has a count of its own.
     pub(crate) count: usize,
     /// The element type.
     pub(crate) dtype: DataType,
@@ -112,7 +113,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// Whether this rank's own elements can be read from its send buffer. If not, they are read
-    /// from its slot, where they are scaled.
+    /// from its slot, which holds the scaled elements.
     pub(crate) fn own_from_send(&self) -> bool {
         !matches!(self.reduction, Some(Reduction::PreMulSum(_)))
     }

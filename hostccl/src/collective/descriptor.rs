@@ -40,16 +40,16 @@ pub(super) struct Signature {
     count: u64,
 }
 
-/// The bytes that a rank of two gives to the other one when it ends the step in which it posts its
-/// call. They lie in the cache line that the other rank polls. In a step that hands over nothing,
-/// `tag` is 0. No name has the tag 0.
+/// In a communicator of two ranks: the bytes that a rank hands to the other rank when it ends the
+/// step in which it posts its call. They lie in the cache line that the other rank polls. In a step
+/// that hands over nothing, `tag` is 0. No name has the tag 0.
 #[repr(C)]
 struct HandedOver {
     /// The tag of the call's name.
     tag: u64,
     /// The call's arguments.
     signature: Signature,
-    /// Data that is small enough, in place of the rank's slot.
+    /// The rank's data, where it is so small that it does not go through the rank's slot.
     data: Small,
 }
 
@@ -121,8 +121,8 @@ impl Descriptor {
         comm.end_step_handing_over(|to| unsafe { to.cast::<HandedOver>().write(handed_over) });
     }
 
-    /// Returns where the small data of `rank` lies, which is the other one of two. `ended` is the
-    /// number of steps that `rank` had ended when it handed the data over.
+    /// Returns the address of the small data of `rank`, which is the other rank of the two. `ended`
+    /// is the number of steps that `rank` had ended when it handed the data over.
     #[inline]
     pub(super) fn small_data(comm: &Comm, rank: usize, ended: u64) -> *mut u8 {
         // SAFETY: the address is within the bytes that are handed over.
@@ -132,14 +132,14 @@ impl Descriptor {
     /// Reads what `rank` posted in its step of that number.
     pub(crate) fn read(comm: &Comm, rank: usize, step: u64) -> Descriptor {
         let line = comm.segment.descriptor(rank, (step % SLOTS as u64) as usize);
-        // SAFETY: the line is large enough. Every bit pattern is a descriptor; one that is no call
-        // only appears in a message.
+        // SAFETY: the line is large enough. Every bit pattern is a valid descriptor. A pattern that
+        // stands for no call only shows in an error message.
         unsafe { line.cast::<Descriptor>().read_volatile() }
     }
 
-    /// Compares what all ranks posted in the step before this one. Returns true when all made one
-    /// call, and false when their calls have different names; every rank finds the same. Ends the
-    /// communicator when calls of one name differ.
+    /// Compares what all ranks posted in the step before this one. Returns true when all ranks made
+    /// the same call, and false when their calls have different names. Every rank gets the same
+    /// answer. Ends the communicator when calls of one name differ.
     pub(crate) fn compare(&self, comm: &Comm) -> Result<bool> {
         if let Some(other) = comm.other_of_two() {
             // SAFETY: the other rank wrote the bytes before it ended the last step. It writes there
@@ -188,8 +188,8 @@ pub(crate) fn describe_different_names(comm: &Comm, calls: &[Descriptor]) -> (St
     (message, Blame::of_minority(&tags))
 }
 
-/// Describes two calls of different names that the ranks posted in an earlier step, and whom to
-/// blame.
+/// Describes two calls of different names that the ranks posted in an earlier step, `step`. Also
+/// returns whom to blame.
 pub(crate) fn different_names(comm: &Comm, step: u64) -> (String, Blame) {
     if comm.span.is_some() {
         // SAFETY: seat 0 has written the difference in the step after that one. The seats write to

@@ -194,8 +194,8 @@ impl Moves {
         }
     }
 
-    /// In the other collectives: copies a chunk of this rank's data to the slots where the readers
-    /// look.
+    /// In the other collectives: copies a chunk of this rank's data to the slots from which the
+    /// other ranks read it.
     pub(super) unsafe fn stage_outgoing(&self, chunk: usize) {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);

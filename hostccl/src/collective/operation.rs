@@ -124,6 +124,11 @@ impl Operation for Collective {
         Some(&self.work.moves.comm)
     }
 
+    /// The ranks compare their calls at the end of the first step.
+    fn is_matched(&self) -> bool {
+        self.work.stage > 1
+    }
+
     fn describe(&self) -> String {
         format!("{} on {}", self.descriptor.signature, self.work.moves.comm.own_label())
     }

@@ -44,8 +44,8 @@ impl Pipeline {
         }
         let line = LINE / size;
         let whole = layout.slot_bytes / size;
-        // The part of each rank has cache lines of its own. This is the most elements that fit
-        // then.
+        // Each rank's part has cache lines of its own, so this is the most elements that one part
+        // may have.
         let part = layout.slot_bytes / n / LINE * line;
         let direct = matches!(call.kind, Kind::AllReduce | Kind::Reduce)
             && call.count.saturating_mul(size * n) <= DIRECT_BYTES.min(layout.slot_bytes);
@@ -61,7 +61,7 @@ impl Pipeline {
             _ => (whole, 2),
         };
         let chunks = call.count.div_ceil(most).max(1);
-        // Chunks of one size are better than a short last one.
+        // Chunks of equal length are better than full chunks and a short last one.
         let chunk_len = call.count.div_ceil(chunks).next_multiple_of(line).min(most);
         let results = match call.kind {
             // Each rank gets something from every rank.

@@ -175,9 +175,9 @@ impl Ragged {
         unsafe { slot.cast::<Head>().write(head) };
     }
 
-    /// Compares the tables of all ranks, which `slot` finds, and notes where the data for this rank
-    /// lies. Returns the number of chunks. Every rank finds the same. Ends the communicator when
-    /// counts differ.
+    /// Compares the tables of all ranks, and notes where the data for this rank lies. `slot` gives
+    /// the address of a rank's slot. Returns the number of chunks, which is the same on every rank.
+    /// Ends the communicator when counts differ.
     ///
     /// # Safety
     /// All ranks have ended the step in which they wrote their tables.
@@ -207,7 +207,8 @@ impl Ragged {
         Err(fail_different_counts(comm, call, (from, sent), (to, expected)))
     }
 
-    /// Fails when this rank, which is alone, does not expect what it sends.
+    /// For a communicator of one rank: fails when this rank does not expect as many elements as it
+    /// sends to itself.
     pub(crate) fn check_alone(&self, comm: &Comm, call: &Call) -> Result<()> {
         let (sent, expected) = (self.send[0].count as u64, self.recv[0].count as u64);
         match sent == expected {
@@ -234,7 +235,7 @@ impl Ragged {
         }
     }
 
-    /// Does the whole work of a rank that is alone.
+    /// Does the whole work of a call in a communicator of one rank.
     ///
     /// # Safety
     /// The buffers hold the blocks.
@@ -273,7 +274,8 @@ impl Ragged {
         }
     }
 
-    /// Copies or reduces a chunk of the other ranks' data from their slots, which `slot` finds.
+    /// Copies or reduces a chunk of the other ranks' data from their slots. `slot` returns the
+    /// address of a rank's slot.
     ///
     /// # Safety
     /// All ranks have ended the step in which they wrote the chunk, and the buffers hold the

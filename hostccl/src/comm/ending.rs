@@ -12,8 +12,8 @@ use crate::timeout;
 use crate::types::*;
 
 impl Comm {
-    /// Refuses later calls, and waits until no call of this rank is under way, for as long as a
-    /// call may wait. Fails when a call is still under way after that time.
+    /// Refuses later calls, and waits until no call of this rank is under way, but at most as long
+    /// as a call may wait. Fails when a call is still under way after that time.
     pub(crate) fn finalize(&self) -> Result<()> {
         if self.is_revoked() {
             return Err(Error::argument(format!("{} was revoked by ncclCommRevoke: destroy or abort it", self.name())));
@@ -46,7 +46,8 @@ impl Comm {
         self.fail(ncclRemoteError, Blame::of([self.rank]), &message);
     }
 
-    /// Waits until no call of this rank is under way. Fails when one still is after that time.
+    /// Waits until no call of this rank is under way. Fails when a call is still under way after
+    /// `timeout`. With `None` it waits without a limit.
     pub(crate) fn wait_until_idle(&self, timeout: Option<Duration>) -> Result<()> {
         let began = Instant::now();
         while self.places.is_busy() || self.remote.as_ref().is_some_and(Remote::is_busy) {
@@ -96,14 +97,18 @@ impl Comm {
         }
     }
 
+    /// Returns what the other ranks read after this rank has aborted the communicator.
+    pub(crate) fn told_of_abort(&self) -> String {
+        format!("{} aborted its communicator", self.describe(self.rank))
+    }
+
     /// Ends all calls on all ranks. The caller has already raised the abort flag of this
     /// communicator.
     pub(crate) fn abort(&self) {
         // A rank that leaves because it has read this failure gets a later place in the order.
         let departure = self.next_departure();
-        let message = format!("{} aborted its communicator", self.describe(self.rank));
         if self.whole().1 > 1 {
-            self.fail(ncclRemoteError, Blame::of([self.rank]), &message);
+            self.fail(ncclRemoteError, Blame::of([self.rank]), &self.told_of_abort());
         }
         self.leave_as(departure);
     }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::id::Id;
 
 impl Comm {
-    /// Makes the id by which new ranks come to this communicator's next growth. Fails when the
+    /// Makes the id by which new ranks join this communicator's next growth. Fails when the
     /// communicator takes no more calls, and while an earlier id of this rank is not used.
     pub(crate) fn offer_growth(&self) -> Result<Id> {
         self.check_open()?;
@@ -18,7 +18,7 @@ impl Comm {
                 self.own_label()
             )));
         }
-        // New ranks may be on other hosts, also where all ranks so far are on one.
+        // New ranks may be on other hosts, even if all ranks of this communicator are on one host.
         let id = Id::create(self.span.is_some().then_some(true))?.for_growth_from(self.whole().1 as u32);
         Ok(*growth.insert(id))
     }
@@ -33,10 +33,11 @@ impl Comm {
         self.growth().take();
     }
 
-    /// Ends the growth for the new ranks that come by this rank's id. They get the error.
+    /// Ends the growth for the new ranks that join by this rank's id. These ranks get the error.
     pub(crate) fn end_growth(&self, error: &Error) {
         if let Some(id) = self.growth().take() {
-            id.give_up(self.whole().0 as u32, error);
+            // This process has made the id, so there is no other maker to tell.
+            let _ = id.give_up(self.whole().0 as u32, error);
         }
     }
 

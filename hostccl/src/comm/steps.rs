@@ -11,8 +11,8 @@ impl Comm {
         self.step.load(Ordering::Relaxed)
     }
 
-    /// Notes on seat 0, in a communicator over several hosts, that this rank has posted its call of
-    /// the current step.
+    /// Notes that this rank, which is seat 0 of a communicator over several hosts, has posted its
+    /// call of the current step.
     pub(crate) fn note_posted(&self) {
         self.segment.seat(self.rank).posted.store((self.step() + 1) as u32, Ordering::Release);
     }
@@ -74,9 +74,9 @@ impl Comm {
     /// and `None` once all have.
     pub(crate) fn step_blocked(&self) -> Option<Poll> {
         let step = self.step();
-        // The counted word cannot pass this rank's step, because this rank must count itself in. The
-        // other one of two ranks can be one step ahead, and that step has another word. So a
-        // comparison for equality is enough, and the 32 bits may wrap.
+        // With three or more ranks, the word stops at this rank's step. With two, the other rank may
+        // be one step ahead, but uses its other word for that. So a comparison for equality is
+        // enough, and the 32 bits may wrap.
         let seen = self.step_event(step).value();
         (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
     }

@@ -79,3 +79,21 @@ fn a_descriptor_is_open_and_noted_or_neither_when_another_thread_forks() {
         stop.store(true, Ordering::Relaxed);
     });
 }
+
+#[test]
+fn a_child_takes_a_value_over_and_waits_for_no_thread_of_its_parent() {
+    static VALUE: Inherited<u32> = Inherited::new();
+    *VALUE.lock() = 7;
+    assert!(in_child(|| std::mem::replace(&mut *VALUE.lock(), 8) == 7 && *VALUE.lock() == 8));
+    let held = VALUE.lock();
+    assert!(VALUE.try_lock().is_none());
+    let begins_anew = in_child(|| {
+        // A child that waits for the lock is ended by the signal.
+        // SAFETY: the call has no conditions.
+        unsafe { libc::alarm(20) };
+        *VALUE.lock() == 0
+    });
+    assert!(begins_anew, "nobody in the child holds the lock");
+    drop(held);
+    assert_eq!(*VALUE.lock(), 7, "the parent's value is as before");
+}

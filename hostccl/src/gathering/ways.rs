@@ -28,8 +28,9 @@ use crate::transfers::Transfers;
 use crate::types::ncclInternalError;
 
 impl Records {
-    /// Adds the records that have come from the host `back` places before this one: its own and
-    /// those of the hosts before it. `bytes` is the length of the message.
+    /// Adds the `count` records that have arrived from the host `back` places before this one: its
+    /// own record, and those of the hosts before it. `bytes` is the length of the message, and
+    /// `number` the number of the gathering.
     fn append(&mut self, bytes: usize, back: usize, count: usize, number: u32) -> std::result::Result<(), String> {
         let (span, begin) = (span_of(&self.comm), self.end);
         let hosts = span.hosts.len();

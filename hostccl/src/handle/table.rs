@@ -21,7 +21,8 @@ fn slots() -> &'static RwLock<Vec<Slot>> {
 }
 
 /// The last four bits of a token, which is `generation << 24 | slot << 4 | TAG`. So a token is
-/// never NULL and never a multiple of 16, as the pointers to NCCL's communicators are.
+/// never NULL, and never a multiple of 16. The pointers to NCCL's communicators are multiples of
+/// 16.
 const TAG: usize = 0xb;
 /// The bits of a slot's index in a token.
 const SLOT_BITS: u32 = 20;
@@ -45,7 +46,12 @@ pub(crate) fn insert(handle: Arc<Handle>) -> Result<ncclComm_t> {
             slots.push(Slot { generation: 0, handle: None });
             slots.len() - 1
         }
-        None => return Err(Error::new(ncclSystemError, format!("{} communicators are open", slots.len()))),
+        None => {
+            return Err(Error::new(
+                ncclSystemError,
+                format!("{} communicators are open, which is the limit: destroy some first", slots.len()),
+            ));
+        }
     };
     let slot = &mut slots[index];
     slot.generation = slot.generation.wrapping_add(1).max(1);

@@ -10,6 +10,14 @@ fn handle() -> Arc<Handle> {
     Arc::new(Handle::new(0, 1, 0, Config::default()))
 }
 
+/// Returns a communicator of one rank.
+fn comm() -> Arc<Comm> {
+    let fd = segment::create([5; 16]).unwrap();
+    let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
+    let segment = Segment::map(&fd, 1, 0, &Labels::default()).unwrap();
+    Arc::new(Comm::new(segment, 0, Crowd::default(), labels, Arc::default(), ProcessId::current(), None))
+}
+
 #[test]
 fn a_token_dies_with_its_handle() {
     let first = insert(handle()).unwrap();
@@ -25,12 +33,7 @@ fn a_token_dies_with_its_handle() {
 #[test]
 fn a_time_that_is_set_while_the_communicator_is_made_holds() {
     for _ in 0..200 {
-        let fd = segment::create([5; 16]).unwrap();
-        let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
-        let segment = Segment::map(&fd, 1, 0, &Labels::default()).unwrap();
-        let comm =
-            Arc::new(Comm::new(segment, 0, Crowd::default(), labels, Arc::default(), ProcessId::current(), None));
-        let (handle, both) = (handle(), std::sync::Barrier::new(2));
+        let (comm, handle, both) = (comm(), handle(), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 both.wait();
@@ -102,7 +105,7 @@ fn a_thread_takes_a_call_over_that_another_one_has_left() {
     let (call, drives) = counted(&handle, 2, false);
     assert!(handle.without_thread.keep(call).is_ok());
     assert!(handle.without_thread.keep(counted(&handle, 1, false).0).is_err(), "there is a call already");
-    handle.begin();
+    handle.begin(None);
     std::thread::scope(|scope| {
         scope.spawn(|| handle.wait(Duration::from_millis(50)));
         while drives.load(Ordering::SeqCst) == 0 {
@@ -122,7 +125,7 @@ fn a_call_that_panics_is_dropped_and_leaves_the_handle_usable() {
     assert!(handle.without_thread.keep(counted(&handle, 1, true).0).is_ok());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle.wait(Duration::ZERO)));
     assert!(panicked.is_err() && !handle.in_progress());
-    handle.begin();
+    handle.begin(None);
     assert!(handle.without_thread.keep(counted(&handle, 1, false).0).is_ok());
     handle.wait(Duration::from_secs(60));
     assert!(!handle.in_progress());
@@ -143,7 +146,7 @@ fn an_aborted_handle_keeps_no_call() {
         assert!(began.elapsed() < Duration::from_secs(4), "the abort has waited for the other thread");
     });
     // A call that began before the abort and is kept after it would never end.
-    handle.begin();
+    handle.begin(None);
     assert!(handle.without_thread.keep(counted(&handle, 1, false).0).is_err());
     assert!(!handle.in_progress());
 }
@@ -154,4 +157,37 @@ fn made_up_tokens_are_refused() {
         let made_up = std::ptr::without_provenance_mut(raw);
         assert_eq!(find(made_up).unwrap_err().code(), ncclInvalidArgument, "{raw:#x}");
     }
+}
+
+#[test]
+fn each_of_several_splits_keeps_its_name_from_collectives_until_it_ends() {
+    let handle = handle();
+    handle.set_comm(Ok(comm()));
+    let [one, other, free] = [1, 2, 3].map(|tag| Name { tag, ..Name::NONE });
+    for name in [one, other, one] {
+        handle.begin(Some(name));
+    }
+    let refused = || [one, other, free].map(|name| handle.for_collective(&name).is_err());
+    assert_eq!(refused(), [true, true, false]);
+    for (ended, left) in [(one, [true, true, false]), (one, [false, true, false]), (other, [false; 3])] {
+        handle.end_split(ended);
+        handle.finish(Ok(()));
+        assert_eq!(refused(), left);
+    }
+}
+
+/// A revocation removes the error of a call in the background. It removes the error first, and then
+/// the flag, so a call may find the flag alone.
+#[test]
+fn a_call_during_a_revocation_gets_no_error_once_the_error_is_removed() {
+    let handle = handle();
+    handle.set_comm(Ok(comm()));
+    handle.begin(None);
+    handle.finish(Err(Error::usage("the split has failed")));
+    assert_eq!(handle.check().unwrap_err().message(), "the split has failed");
+    *lock(&handle.error) = None;
+    assert!(handle.failed.load(Ordering::Acquire));
+    assert_eq!(handle.check(), Ok(()));
+    handle.revoke().unwrap();
+    assert!(!handle.failed.load(Ordering::Acquire));
 }

@@ -27,7 +27,8 @@ impl Place {
             _ if is_chain => Some(host_of(number - 1)),
             _ => Some(host_of(number & (number - 1))),
         };
-        // In the binomial tree, the children of a number are the number with one more low bit.
+        // In the binomial tree, each child of a number is that number with one more bit, below the
+        // lowest bit of the number.
         let lowest = if number == 0 { hosts.next_power_of_two() } else { 1 << number.trailing_zeros() };
         let bits = std::iter::successors(Some(lowest / 2), |bit| Some(bit / 2)).take_while(|bit| *bit > 0);
         let children: Vec<usize> = match is_chain {

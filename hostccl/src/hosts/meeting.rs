@@ -47,7 +47,7 @@ struct Verdict {
 
 const _: () = assert!(size_of::<Verdict>() <= LINE);
 
-/// The data of a rank's slot in a step.
+/// Returns the address of a seat's slot in a step.
 fn slot(comm: &Comm, seat: usize, step: u64) -> *mut u8 {
     comm.segment.data(seat, (step % SLOTS as u64) as usize)
 }
@@ -61,7 +61,8 @@ pub(super) async fn step_over(comm: &Comm) -> Result<()> {
     .await
 }
 
-/// Waits on seat 0 until all other seats of this host have ended the step in which this rank is.
+/// Seat 0 calls this function to wait until all other seats of its host have ended seat 0's current
+/// step.
 async fn others_posted(comm: &Comm) -> Result<()> {
     wait(|| match comm.others_blocked() {
         None => Ok(None),

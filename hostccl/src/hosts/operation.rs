@@ -1,6 +1,7 @@
 //! A collective over several hosts under way.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::broadcast::broadcast;
 use super::meeting::{Meeting, Met};
@@ -30,6 +31,8 @@ pub(crate) struct Spanning {
     call: Call,
     /// The counts, where each rank has its own.
     ragged: Option<Arc<Ragged>>,
+    /// Whether the ranks have agreed on the call since it had its turn. The flow sets it.
+    is_agreed: Arc<AtomicBool>,
     /// The description of the call.
     descriptor: Descriptor,
     /// The call's turn on this rank, and the ranks' agreement that it is this call's turn.
@@ -67,7 +70,8 @@ impl Spanning {
     ) -> Result<Spanning> {
         comm.check_open()?;
         let (ragged, admission) = (ragged.map(Arc::new), Admission::new(descriptor.name));
-        Ok(Spanning { flow: None, comm, call, ragged, descriptor, admission, has_begun: false })
+        let is_agreed = Arc::default();
+        Ok(Spanning { flow: None, comm, call, ragged, is_agreed, descriptor, admission, has_begun: false })
     }
 
     /// The name under which the call is issued.
@@ -93,7 +97,8 @@ impl Operation for Spanning {
                 if let Some(blocked) = self.admission.poll(&self.comm, || descriptor.call())? {
                     return Ok(blocked);
                 }
-                let flow = perform(self.comm.clone(), self.call, self.ragged.clone(), self.descriptor);
+                let (comm, ragged, is_agreed) = (self.comm.clone(), self.ragged.clone(), self.is_agreed.clone());
+                let flow = perform(comm, self.call, ragged, self.descriptor, is_agreed);
                 self.flow = Some(Flow::new(flow));
             }
             let Some(flow) = &mut self.flow else { continue };
@@ -110,6 +115,10 @@ impl Operation for Spanning {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         Some(&self.comm)
+    }
+
+    fn is_matched(&self) -> bool {
+        self.is_agreed.load(Ordering::Relaxed)
     }
 
     fn describe(&self) -> String {
@@ -133,13 +142,21 @@ impl Drop for Spanning {
     }
 }
 
-/// Performs a call whose turn it is. Returns whether it is done, or has to be withdrawn.
-async fn perform(comm: Arc<Comm>, call: Call, ragged: Option<Arc<Ragged>>, descriptor: Descriptor) -> Result<Met> {
+/// Performs a call whose turn it is. Returns whether it is done, or has to be withdrawn. Sets
+/// `is_agreed` when the ranks have agreed on the call and have data to move.
+async fn perform(
+    comm: Arc<Comm>,
+    call: Call,
+    ragged: Option<Arc<Ragged>>,
+    descriptor: Descriptor,
+    is_agreed: Arc<AtomicBool>,
+) -> Result<Met> {
     let meeting = Meeting { comm: &comm, call: &call, ragged: ragged.as_deref(), descriptor };
     // SAFETY: the buffers hold what the call says while the operation lives, which owns this
     // future.
     let met = unsafe { meeting.hold().await? };
     let work = Work { comm: &comm, descriptor, dtype: call.dtype };
+    is_agreed.store(matches!(met, Met::Agreed | Met::OtherCounts), Ordering::Relaxed);
     match (met, ragged.as_deref()) {
         (Met::Agreed, _) => {}
         (Met::OtherCounts, Some(ragged)) => return Err(compare_counts(&work, &call, ragged).await?),
@@ -193,7 +210,10 @@ async unsafe fn move_data(work: &Work<'_>, call: &Call, ragged: Option<&Ragged>)
                 let sends = if rank == root { whole() } else { vec![none; n] };
                 work.exchange(send, &sends, recv, &with_root(root), false).await
             }
-            _ => Err(Error::new(ncclInternalError, format!("{} has no road over hosts", work.descriptor.call()))),
+            _ => Err(Error::new(
+                ncclInternalError,
+                format!("{} cannot run over several hosts: this is a bug in hostccl", work.descriptor.call()),
+            )),
         }
     }
 }

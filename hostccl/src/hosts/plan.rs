@@ -83,7 +83,7 @@ impl Small {
         let results = if is_shared { result } else { result.checked_mul(seats)? };
         // With one rank on each host, nothing goes through a slot.
         let in_slots = if seats == 1 { 0 } else { results.max(contribution) };
-        let room = Layout::new(seats as u32).slot_bytes - 2 * LINE;
+        let room = Layout::split(seats as u32, comm.segment.among()).slot_bytes - 2 * LINE;
         // Seat 0 alone moves the data of its host.
         let is_quick = seats == 1 || contribution.checked_mul(seats)? <= MOST_FOR_A_SEAT;
         if in_slots > room || !is_quick || contribution > rails.limits.contribution {

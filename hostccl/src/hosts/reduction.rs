@@ -36,9 +36,10 @@ struct Chunk<'a> {
     /// Where the result goes.
     result: *mut u8,
     /// The messages that carry partial results: from this host to the others, and from the others
-    /// to this host. They end before their memory goes.
+    /// to this host. This field stands before `pieces`, so the drop ends the messages before it
+    /// gives their memory back.
     transfers: Transfers,
-    /// The messages with the results. They end before their memory goes, too.
+    /// The messages with the results. They, too, end before the memory at `result` is given back.
     results: Transfers,
     /// The reductions of the other hosts: for each rail that this rank serves, a piece from each
     /// other host.
@@ -58,8 +59,9 @@ impl<'a> Reducing<'a> {
         }
     }
 
-    /// Returns the elements of this rank to reduce. Where no part among the seats scales them, they
-    /// are scaled to `room`.
+    /// Returns the elements of this rank to reduce. In a reduction with a scalar, they are first
+    /// scaled into `room`. This function is for callers for which no collective among the seats of
+    /// this host scales the elements.
     ///
     /// # Safety
     /// `send` holds the elements, and `room` has room for them where they are scaled.
@@ -206,7 +208,8 @@ impl<'a> Reducing<'a> {
                 }
             }
         }
-        // A host that asks for the results early gets them as soon as they are there.
+        // A host that posts the receives of the results early gets each result as soon as it is
+        // made.
         let mut results = work.transfers();
         for rail in self.served().filter(|_| gets(span, root, me)) {
             for host in work.other_hosts() {

@@ -23,7 +23,8 @@ struct Scattering<'a> {
     result: *mut u8,
     /// How many elements there are.
     count: usize,
-    /// The messages under way. They end before their memory goes.
+    /// The messages under way. This field stands before `pieces` and `_partials`, so the drop ends
+    /// the messages before it gives their memory back.
     transfers: Transfers,
     /// The reduction of this rank's block over the ranks of each other host.
     pieces: Temporary<'a>,

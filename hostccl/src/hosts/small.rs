@@ -32,8 +32,9 @@ pub(super) unsafe fn contribute(call: &Call, small: &Small, to: *mut u8) {
     }
 }
 
-/// Writes the payload of this host for the host `to`: for its part of the data, the reduction of
-/// the contributions of this host's ranks, or these contributions one behind the other.
+/// Writes the payload of this host for the host `to`. The payload covers the part of the data that
+/// `to` gets. It is the reduction of the contributions of this host's ranks, or it has these
+/// contributions one after the other.
 ///
 /// # Safety
 /// Each contribution is complete and readable, and `at` has room for the payload, apart from the
@@ -123,8 +124,8 @@ pub(super) unsafe fn finish(call: &Call, small: &Small, comm: &Comm, records: &R
     }
 }
 
-/// Reduces this host's piece of the elements, and gives the hosts each other's results. `to` is the
-/// place for the result of all elements.
+/// Reduces this host's piece of the elements, and exchanges the results of the pieces with the
+/// other hosts. `to` is the place for the result of all elements.
 ///
 /// # Safety
 /// The payloads have the lengths that the call needs, and `to` has room for the result.

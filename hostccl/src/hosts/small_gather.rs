@@ -36,7 +36,7 @@ enum Gather {
 
 impl SmallGather {
     /// Returns an all-gather that has not begun, as a part of a call of that kind. All ranks give
-    /// equally many bytes. Fails when the communicator takes no more calls.
+    /// the same number of bytes. Fails when the communicator takes no more calls.
     pub(crate) fn new(comm: Arc<Comm>, kind: Kind, mine: &[u8], name: Name) -> Result<SmallGather> {
         let (_, n) = comm.whole();
         let (mine, mut all) = (mine.to_vec(), vec![0; mine.len() * n]);
@@ -68,6 +68,14 @@ impl SmallGather {
         match &mut self.gather {
             Gather::Here(gather) => gather.poll(),
             Gather::Spanning(gather) => gather.poll(),
+        }
+    }
+
+    /// Whether the other ranks have made the same call, as [`Operation::is_matched`] says it.
+    pub(crate) fn is_matched(&self) -> bool {
+        match &self.gather {
+            Gather::Here(gather) => gather.is_matched(),
+            Gather::Spanning(gather) => gather.is_matched(),
         }
     }
 

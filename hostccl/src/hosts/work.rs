@@ -55,7 +55,8 @@ impl Drop for Temporary<'_> {
     }
 }
 
-/// Returns the elements of a block that are in the chunk `range` of every block.
+/// Returns the part of a block that belongs to one chunk. `range` is the chunk's range of elements,
+/// counted from the start of each block.
 pub(super) fn cut(block: Block, range: &Range<usize>) -> Block {
     let start = range.start.min(block.count);
     Block { start: block.start + start, count: range.end.min(block.count) - start }
@@ -105,7 +106,7 @@ impl<'a> Work<'a> {
         Temporary { memory: Some(rails.scratch.take(bytes)), rails }
     }
 
-    /// Waits until messages have gone and come.
+    /// Waits until all messages of the set have been sent and received, and empties the set.
     pub(super) async fn over(&self, transfers: &mut Transfers) -> Result<()> {
         wait(|| transfers.poll()).await?;
         transfers.clear();
@@ -200,7 +201,7 @@ impl<'a> Work<'a> {
         let (span, size) = (self.span(), self.size());
         let ranks = || self.other_hosts().flat_map(|host| span.hosts[host].iter().copied());
         let most = ranks().map(|rank| sends[rank].count.max(recvs[rank].count)).max().unwrap_or(0);
-        // All ranks cut the blocks alike.
+        // All ranks cut the blocks into chunks of this length.
         let message = self.limits().message;
         let each = message.max(4 * message / span.nranks) / size;
         // A block that is received to the place from which it is sent goes through temporary

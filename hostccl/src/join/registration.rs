@@ -22,7 +22,7 @@ use crate::token::random_token;
 use crate::types::*;
 use crate::wire::{Token, Wire, here};
 
-/// The most times that a rank fails to open the segment of another rank before it takes its own.
+/// A rank that has failed more often than this to open the segment of another rank takes its own.
 const MOST_TRIES: usize = 64;
 
 /// How long a rank waits for the maker and for the other ranks.
@@ -33,6 +33,16 @@ pub(super) struct Limit {
     /// Whether `time` limits the whole join. Otherwise it limits each wait: it starts anew whenever
     /// other ranks make progress.
     pub(super) is_total: bool,
+    /// When the rank began its join.
+    pub(super) began: Instant,
+}
+
+impl Limit {
+    /// Whether the time of the join is up. `since` is when other ranks last made progress.
+    pub(super) fn is_over(&self, since: Instant) -> bool {
+        let since = if self.is_total { self.began } else { since };
+        since.elapsed() >= self.time
+    }
 }
 
 /// The join of one rank through the maker.
@@ -50,10 +60,8 @@ pub(super) struct Registration {
     _offer: Private<OwnedFd>,
     /// The stage in which this rank is.
     stage: Stage,
-    /// The ranks of which the maker has said that they have done their part in the stage.
+    /// The ranks that have done their part in the stage, as the maker last reported them.
     done: Vec<u32>,
-    /// When this rank began.
-    began: Instant,
     /// When this rank last learned that another rank made progress.
     since: Instant,
     /// The number of the communicator, and its ranks, once all ranks have registered.
@@ -97,13 +105,18 @@ impl Registration {
             _offer: offer,
             stage: Stage::Registering,
             done: Vec::new(),
-            began: Instant::now(),
             since: Instant::now(),
             table: None,
             opened: None,
             comm: None,
             lobby,
         })
+    }
+
+    /// Whether the maker has this rank's registration and has answered.
+    #[cfg(test)]
+    pub(super) fn is_registered(&self) -> bool {
+        self.done.contains(&1)
     }
 
     /// The descriptor for which this rank waits, and whether it waits to write there.
@@ -125,6 +138,7 @@ impl Registration {
                 // Such an error comes from the maker, or from the connection to it. So this rank
                 // need not tell the maker.
                 Err(error) | Ok(Some(Message::Failed(error))) => {
+                    let error = error.of_ranks_below(context.nranks as usize);
                     self.end(&error);
                     return Err(error);
                 }
@@ -146,6 +160,13 @@ impl Registration {
     /// Ends the join for all ranks.
     pub(super) fn give_up(&mut self, error: &Error) {
         self.client.send(&Message::Failed(error.clone()));
+        self.end(error);
+    }
+
+    /// Ends the join for all ranks, because this rank leaves it. Where this rank has not registered
+    /// yet, this function waits for the connection to the maker, but for `longest` at most.
+    pub(super) fn leave(&mut self, error: &Error, longest: Duration) {
+        self.client.refuse(error, longest);
         self.end(error);
     }
 
@@ -254,8 +275,7 @@ impl Registration {
             let seen = lobby.segment.header().arrived.value();
             lobby.check_peers(Some((Blocker::Arrivals, seen)), &String::new)?;
         }
-        let since = if limit.is_total { self.began } else { self.since };
-        if since.elapsed() < limit.time {
+        if !limit.is_over(self.since) {
             return Ok(());
         }
         let millis = limit.time.as_millis();

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use super::*;
 use crate::blame::Blame;
 use crate::call_name::{NAME_BYTES, Name};
+use crate::collective::{Call, Collective, Kind};
 use crate::comm::Comm;
 use crate::error::Error;
 use crate::hosts_of_threads::on_one_host;
 use crate::places::Place;
 use crate::turn::Pass;
-use crate::types::{ncclRemoteError, ncclTimeout};
+use crate::types::{DataType, ncclRemoteError, ncclTimeout};
 
 /// The calls that the operations of a test got, in their order.
 type Log = RefCell<Vec<String>>;
@@ -225,4 +226,48 @@ fn a_call_that_first_waits_for_its_turn_has_the_time_of_its_communicator() {
     let (outcome, log) = run(&log, vec![vec![Some(patient)], vec![Some(late)]]);
     assert_eq!(outcome.unwrap_err().code(), ncclTimeout);
     assert!(log.contains(&"patient ended".to_owned()), "{log:?}");
+}
+
+/// A call under another name has the turn for more than twice the timeout. Afterwards the ranks come
+/// one after the other. On a busy machine a thread may run some hundred milliseconds late, so the
+/// timeout is much longer than the time between the two ranks.
+#[test]
+fn a_call_behind_a_long_one_under_another_name_has_its_time_afterwards() {
+    let ends = on_one_host(2, 2);
+    let long = |ends: &[Arc<Comm>]| -> Vec<Pass> {
+        let name = Name { tag: 2, text: [b'b'; NAME_BYTES] };
+        ends.iter()
+            .map(|end| {
+                let mut pass = Pass::new(Place::Collectives, name);
+                assert_eq!(pass.enter(end, String::new), Ok(None));
+                pass
+            })
+            .collect()
+    };
+    let mut held = long(&ends);
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = ends
+            .iter()
+            .map(|end| {
+                end.set_timeout(1000);
+                scope.spawn(move || {
+                    let (mut data, count, root) = ([1_u8; 4], 4, Some(0));
+                    let (send, recv) = (data.as_ptr().cast_mut(), data.as_mut_ptr());
+                    let (kind, dtype, reduction) = (Kind::Broadcast, DataType::Uint8, None);
+                    let call = Call { kind, send, recv, count, dtype, reduction, root };
+                    let name = Name { tag: 1, text: [b'a'; NAME_BYTES] };
+                    // SAFETY: the buffer outlives the operation.
+                    let mut call = unsafe { Collective::new(end.clone(), call, None, name) };
+                    super::run(&mut call)
+                })
+            })
+            .collect();
+        for (end, pass) in ends.iter().zip(&mut held) {
+            std::thread::sleep(Duration::from_millis(if end.rank == 0 { 2500 } else { 150 }));
+            pass.leave(end).unwrap();
+        }
+        for call in waiting {
+            assert_eq!(call.join().unwrap(), Ok(()));
+        }
+    });
 }

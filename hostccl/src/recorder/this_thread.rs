@@ -1,5 +1,5 @@
-//! Keeps facts of the call that the calling thread makes, for the recorder: whether the beginning of
-//! the call has a time, whether the call has waited, and for which rank of another host.
+//! Keeps facts of the call that the calling thread makes, for the recorder: whether the beginning
+//! of the call has a time, whether the call has waited, and for which rank of another host.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -55,8 +55,8 @@ impl Expected {
         self.state.store(name.tag, Ordering::Release);
     }
 
-    /// Whether a receive has told the sender what it waits for, or the sender takes its message
-    /// back. This check costs one load.
+    /// Whether a receive has told the sender the names for which the receiver waits, or the sender
+    /// takes its message back. This check costs one load.
     #[inline]
     pub(crate) fn is_in_use(&self) -> bool {
         self.state.load(Ordering::Acquire) != 0

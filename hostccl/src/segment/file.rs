@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::fork::{self, Private};
 use crate::machine;
 use crate::memory_file::{self, owned, resize, seal};
+use crate::process;
 use crate::types::ncclSystemError;
 
 /// The version of the layout. The version changes with the layout, so that ranks with different
@@ -189,7 +190,7 @@ fn open_here(fd: RawFd) -> Result<Option<Private<fs::File>>> {
 
 /// Opens the file that process `owner` has at `fd`. Returns `None` when that is no segment.
 fn open_there(owner: u32, fd: RawFd) -> Result<Option<Private<fs::File>>> {
-    let path = format!("/proc/{owner}/fd/{fd}");
+    let (path, link) = process::link_of_file(owner, fd);
     let refused = |reason: io::Error| match reason.kind() {
         io::ErrorKind::NotFound => match machine::broken_proc() {
             Some(why) => Err(Error::new(ncclSystemError, why)),
@@ -198,7 +199,7 @@ fn open_there(owner: u32, fd: RawFd) -> Result<Option<Private<fs::File>>> {
         io::ErrorKind::PermissionDenied => Err(Error::new(ncclSystemError, machine::denied(owner, &reason))),
         _ => Err(Error::system(&format!("opening {path}"), reason)),
     };
-    match fs::read_link(&path) {
+    match link {
         // To open a file of another kind might block or have effects, so its name is checked first.
         Ok(target) if !target.to_string_lossy().starts_with("/memfd:hostccl") => return Ok(None),
         Ok(_) => {}

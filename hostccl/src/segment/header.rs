@@ -24,8 +24,8 @@ pub(crate) struct Header {
     pub(super) differ: RankBits,
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
-    /// How many ranks of this machine belong to the communicator from whose split this segment
-    /// comes, and 0 where it comes from no split. See [`Layout::split`](super::Layout::split).
+    /// In a segment made by a split: how many ranks the parent has on the machine where it has
+    /// most. 0 in other segments. See [`Layout::split`](super::Layout::split).
     pub(super) among: u32,
     /// In the segment of a unique id, 1 means that the ranks have to leave the segment and
     /// register with the id's maker, and 2 means that the communicator which they made in this way
@@ -184,8 +184,8 @@ impl Header {
 
     /// Returns the number of ranks once all of them have arrived.
     pub(super) fn started(&self) -> Option<u32> {
-        // Each rank has set or read `nranks` before it counts itself in `arrived`. A thread that sees
-        // that all ranks have arrived sees what each of them has written.
+        // Each rank has set or read `nranks` before it counts itself in `arrived`. A thread that
+        // sees that all ranks have arrived sees what each of them has written.
         let arrived = self.arrived.value();
         let nranks = self.nranks.load(Ordering::Relaxed);
         (nranks != 0 && arrived == nranks).then_some(nranks)

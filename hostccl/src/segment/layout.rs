@@ -54,6 +54,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// Returns the layout for a communicator of `nranks` ranks, which was not split from another
     /// one.
+    #[cfg(test)]
     pub(crate) fn new(nranks: u32) -> Layout {
         Layout::split(nranks, 0)
     }

@@ -3,7 +3,7 @@
 //!
 //! | part | content | size |
 //! |---|---|---|
-//! | header | magic, token, number of ranks, failure, arrivals, barrier, verdict, doorbells | one page |
+//! | header | magic, token, number of ranks, failure, arrivals, steps, verdict, doorbells | one page |
 //! | seats | the process of each rank, its steps, its tags and its offer | 768 bytes for each rank |
 //! | descriptors | the call of each rank in a step | [`SLOTS`] lines for each rank |
 //! | slots | staging areas for the data of collectives | [`SLOTS`] for each rank |
@@ -125,8 +125,8 @@ impl Segment {
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
         // The segment's creator wrote `among` before any other rank could see the segment.
         let layout = Layout::split(nranks, file::among(fd)?);
-        // The mapping may reach beyond the end of the file. Until the file is resized below, only the
-        // header is touched.
+        // The mapping may reach beyond the end of the file. Until the file is resized below, only
+        // the header is touched.
         let mapped = Mapping::new(fd.as_raw_fd(), layout.total);
         let (mapping, refused) = match mapped {
             Ok(mapping) => (mapping, None),
@@ -156,11 +156,20 @@ impl Segment {
         // anything.
         let sized = refused.map_or(Ok(()), Err).and_then(|()| resize(fd, layout.total));
         if let Err(error) = sized.and_then(|()| seal(fd, libc::F_SEAL_GROW)) {
-            let error = labels.refused(rank as usize, error);
-            header.fail(error.code(), &Blame::of([rank as usize]), error.message(), "");
+            // `rank` is the seat in this segment. Messages and blame have ranks of the
+            // communicator.
+            let rank = labels.of_seat(rank as usize);
+            let error = labels.refused(rank, error);
+            header.fail(error.code(), &Blame::of([rank]), error.message(), "");
             return Err(error);
         }
         Ok(Segment { mapping, layout })
+    }
+
+    /// The number of ranks by which the split that made this segment has sized the slots; 0 where no
+    /// split made it. Equal on all hosts of a communicator. See [`Layout::split`].
+    pub(crate) fn among(&self) -> u32 {
+        self.header().among
     }
 
     pub(crate) fn layout(&self) -> &Layout {

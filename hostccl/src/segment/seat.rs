@@ -42,17 +42,17 @@ pub(crate) struct Seat {
     pub(crate) wanted: [AtomicU64; 16],
     /// How many steps this rank has ended. The word has a cache line of its own.
     pub(crate) step: Event,
-    /// The numbers of the last steps that this rank has ended, in a communicator of two ranks on one
-    /// host. One word has the even numbers, and the other word the odd ones. What the rank hands over
-    /// lies beside the word. The other rank reads it before it ends its next step. This rank writes
-    /// to the word and beside it only after that.
+    /// The numbers of the last steps that this rank has ended, in a communicator of two ranks on
+    /// one host. One word has the even numbers, and the other word the odd ones. The data that this
+    /// rank hands over lies beside the word. The other rank reads the data before that rank ends
+    /// its next step. Only afterwards does this rank write again to the word and beside the word.
     ends: [LoneEvent; 2],
 }
 
 impl Seat {
-    /// Takes the seat for the process `me`, on whose processors the calling thread may run. Returns
-    /// the number of the process that has the seat already, or 0 while that process has not yet
-    /// written its number.
+    /// Takes the seat for the process `me`, and notes the processors on which the calling thread
+    /// may run. Fails with the number of the process that has the seat already, or with 0 while
+    /// that process has not yet written its number.
     pub(crate) fn take(&self, me: ProcessId) -> Result<(), u32> {
         if self.claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Acquire).is_err() {
             return Err(self.pid.load(Ordering::Relaxed));

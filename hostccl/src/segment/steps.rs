@@ -13,9 +13,9 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Ends step `step` for the calling rank, which is one of `nranks`. The peers see what this rank
-    /// wrote in the step once all ranks have ended it. `tells_last` says whether one rank waits
-    /// until all others have ended the step, and has to be woken then.
+    /// Ends step `step` for the calling rank, which is one of `nranks`. The peers see what this
+    /// rank wrote in the step once all ranks have ended it. `tells_last` says whether one rank
+    /// waits until all others have ended the step, and has to be woken then.
     #[inline]
     pub(crate) fn end(&self, step: u32, nranks: usize, tells_last: bool) {
         let count = self.count.count() as usize;

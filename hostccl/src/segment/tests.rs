@@ -68,6 +68,19 @@ fn the_rank_with_another_number_than_most_is_to_blame() {
     }
 }
 
+#[test]
+fn a_rank_without_memory_is_named_by_its_rank_and_not_by_its_seat() {
+    let fd = create([1; 16]).unwrap();
+    // The kernel refuses to enlarge the file, as it does when there is no memory.
+    seal(&fd, libc::F_SEAL_GROW).unwrap();
+    let labels = Labels { comm_name: "it".to_owned(), seats: [4, 6].into(), ..Labels::default() };
+    let error = Segment::map(&fd, 2, 1, &labels).unwrap_err();
+    assert_eq!((error.code(), &error.blame().ranks[..]), (ncclSystemError, &[6][..]));
+    assert!(error.message().starts_with("rank 6 of it (pid "), "{}", error.message());
+    let told = Mapping::new(fd.as_raw_fd(), HEADER_BYTES).unwrap().header().failure.error().unwrap();
+    assert_eq!(told, error, "the other ranks read the same");
+}
+
 fn file_size(fd: &OwnedFd) -> u64 {
     fs::File::from(fd.try_clone().unwrap()).metadata().unwrap().len()
 }

@@ -25,7 +25,8 @@ pub(super) struct Remaining {
     pub(super) parent: Arc<Comm>,
     /// The name of the new communicator.
     name: String,
-    /// The flag that `ncclCommAbort` raises on the new communicator's handle.
+    /// The flag that `ncclCommAbort` raises on the new communicator's handle. Callers get that
+    /// handle only when the shrink is done.
     pub(super) aborted: Arc<AtomicBool>,
     /// The checksum of the set of excluded ranks, never 0. Only ranks that exclude the same set
     /// meet.
@@ -103,8 +104,8 @@ impl Remaining {
         }
     }
 
-    /// Returns the segment that the rank with that seat offers to these remaining ranks, or `None`
-    /// while this rank has seen no new segment.
+    /// Returns the segment that the rank with that seat offers to these remaining ranks. Returns
+    /// `None` while there is no such offer, or only one that this rank has taken before.
     ///
     /// The rank with that seat makes its next segment for these ranks only after all of them have
     /// taken the present segment. In between, that rank may make segments for other sets of ranks.
@@ -127,9 +128,25 @@ impl Remaining {
         self.join.as_ref().and_then(Join::joined)
     }
 
-    /// Fails when a member that has not joined the new communicator has left the parent or died.
-    /// The new communicator cannot know that yet.
+    /// Fails when this rank has aborted the parent. Nobody has the handle of the new communicator
+    /// before the shrink ends, so `ncclCommAbort` on the parent has to end it.
+    pub(super) fn check_aborted(&self) -> Result<()> {
+        if self.aborted.load(Ordering::Acquire) { Err(Error::aborted()) } else { self.parent.check_aborted() }
+    }
+
+    /// Returns an error of this rank as the other ranks should read it. After an abort, that error
+    /// says that this rank aborted, because the others did not.
+    pub(super) fn for_others(&self, error: &Error) -> Error {
+        match self.check_aborted() {
+            Ok(()) => error.clone(),
+            Err(_) => Error::new(ncclRemoteError, self.parent.told_of_abort()).by(Blame::of([self.parent.whole().0])),
+        }
+    }
+
+    /// Fails when this rank has aborted the parent, and when a member that has not joined the new
+    /// communicator has left the parent or died. The new communicator cannot know either.
     pub(super) fn check_missing_members(&self) -> Result<()> {
+        self.check_aborted()?;
         let Some(child) = self.joined() else { return Ok(()) };
         let missing =
             || child.missing(Blocker::Arrivals).into_iter().filter_map(|rank| self.members.get(rank).copied());

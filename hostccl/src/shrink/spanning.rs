@@ -27,9 +27,11 @@ use self::leaders::{Leaders, Role};
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::letter::check_letter;
 use super::remaining::Remaining;
+use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
+use crate::gathering::span_of;
 use crate::join::Source;
 use crate::operation::Operation;
 use crate::poll::Poll;
@@ -38,14 +40,15 @@ use crate::setup::ChildOperation;
 use crate::span::Span;
 use crate::split::child_span;
 use crate::token::random_token;
+use crate::types::ncclRemoteError;
 
 /// The time between two checks of all remaining ranks. The checks include ranks for which this
 /// rank does not wait at the moment.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How much longer than its leader a follower waits. A follower that began up to this time before
-/// its leader gives up after the leader all the same. So the follower reads the leader's reason in
-/// the attempt to which that reason belongs, and not when it calls the shrink again.
+/// How much longer than its leader a follower waits. So a follower that began earlier than its
+/// leader, by at most this time, still gives up after the leader. The follower then reads the
+/// leader's reason in the attempt to which the reason belongs, and not in its next attempt.
 const AFTER_LEADER: Duration = Duration::from_secs(1);
 
 /// The stages of a shrink.
@@ -74,11 +77,9 @@ pub(crate) struct SpanShrink {
     since: Instant,
     /// When this rank last checked all remaining ranks.
     looked: Instant,
-}
-
-/// Returns the span of a communicator over several hosts.
-fn span(parent: &Comm) -> &Span {
-    parent.span.as_ref().expect("the parent is a communicator over several hosts")
+    /// Whether the other ranks wait for this one: the shrink has begun, it has not ended, and this
+    /// rank has not told them of a failure.
+    is_awaited: bool,
 }
 
 impl SpanShrink {
@@ -92,23 +93,24 @@ impl SpanShrink {
         aborted: Arc<AtomicBool>,
     ) -> Result<SpanShrink> {
         let remaining = Remaining::new(parent, excluded, abort, name, aborted)?;
-        // An earlier attempt without these ranks may have left its failure for the followers. A
-        // follower that has not read the failure must not take it for the failure of this attempt.
+        // An earlier attempt that excluded the same ranks may have left its failure for the
+        // followers. A follower that has not read that failure must not take it for the failure of
+        // this attempt.
         let left = &remaining.offer(remaining.parent.rank).digest;
         if left.load(Ordering::Relaxed) == remaining.digest {
             left.store(0, Ordering::Relaxed);
         }
-        let span = span(&remaining.parent);
+        let span = span_of(&remaining.parent);
         let is_member = |rank: &&usize| remaining.new_rank(**rank).is_some();
         let mut first: Vec<usize> = span.hosts.iter().filter_map(|host| host.iter().find(is_member)).copied().collect();
         first.sort_unstable();
-        let leaders = Leaders::new(span, &first, remaining.digest)?;
+        let leaders = Leaders::new(&remaining.parent, &first, remaining.digest)?;
         let now = Instant::now();
-        Ok(SpanShrink { remaining, leaders, stage: Stage::Meeting, since: now, looked: now })
+        Ok(SpanShrink { remaining, leaders, stage: Stage::Meeting, since: now, looked: now, is_awaited: false })
     }
 
     fn span(&self) -> &Span {
-        span(&self.remaining.parent)
+        span_of(&self.remaining.parent)
     }
 
     /// The first remaining rank of this host.
@@ -177,13 +179,11 @@ impl SpanShrink {
         Ok(all)
     }
 
-    /// Fails when a remaining rank has left the parent or died, when the new communicator has
-    /// failed, and when the time is up.
+    /// Fails when this rank has aborted the parent, when a remaining rank has left the parent or
+    /// died, when the new communicator has failed, and when the time is up.
     fn check(&mut self) -> Result<()> {
         let remaining = &self.remaining;
-        if remaining.aborted.load(Ordering::Acquire) {
-            return Err(Error::aborted());
-        }
+        remaining.check_aborted()?;
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             match remaining.joined() {
@@ -202,6 +202,7 @@ impl SpanShrink {
 
     /// Tells the other ranks that the shrink has failed. `error` has the parent's ranks.
     fn tell(&mut self, error: &Error) {
+        let error = &self.remaining.for_others(error);
         self.leaders.tell(error);
         let blame = self.remaining.blame_in_child(error);
         if let Some(child) = self.joined() {
@@ -214,7 +215,22 @@ impl SpanShrink {
             }
             let offer = self.remaining.offer(self.remaining.parent.rank);
             offer.write(self.remaining.digest, fd.as_raw_fd(), token);
-            self.span().kept.lock().unwrap_or_else(PoisonError::into_inner).push(Private::of(fd));
+            let mut kept = self.span().kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.insert(self.remaining.digest, Private::of(fd));
+        }
+    }
+
+    /// Tells the other ranks that this rank gives the shrink up, if they wait for this rank.
+    fn leave(&mut self) {
+        if std::mem::take(&mut self.is_awaited) {
+            let remaining = &self.remaining;
+            let failure = remaining.joined().and_then(|child| child.check().err());
+            let error = failure.map(|error| remaining.in_parent(error)).unwrap_or_else(|| {
+                let parent = &remaining.parent;
+                let message = format!("{} gave up shrinking", parent.describe(parent.rank));
+                Error::new(ncclRemoteError, message).by(Blame::of([parent.whole().0]))
+            });
+            self.tell(&error);
         }
     }
 
@@ -268,8 +284,10 @@ impl SpanShrink {
 
 impl Operation for SpanShrink {
     fn poll(&mut self) -> Result<Poll> {
-        let polled = self.advance();
-        polled.inspect_err(|error| self.tell(error))
+        self.is_awaited = true;
+        let polled = self.advance().inspect_err(|error| self.tell(error));
+        self.is_awaited = polled.as_ref().is_ok_and(|poll| *poll != Poll::Done);
+        polled
     }
 
     fn comm(&self) -> Option<&Arc<Comm>> {
@@ -291,6 +309,14 @@ impl ChildOperation for SpanShrink {
     }
 
     fn withdraw(&mut self) {
+        self.leave();
         self.remaining.withdraw();
+    }
+}
+
+impl Drop for SpanShrink {
+    /// An abort drops a shrink that no thread drives.
+    fn drop(&mut self) {
+        self.leave();
     }
 }

@@ -114,7 +114,11 @@ impl SpanSplit {
         let mut given = Given { color_and_key, token: [0; 16], fd: -1 };
         let (mut segment, mut no_segment) = (None, None);
         if color != NCCL_SPLIT_NOCOLOR {
-            match random_token().and_then(|token| Ok((token, Private::of(segment::create(token)?)))) {
+            // All hosts must have the same number, because they decide by the size of the slots
+            // which way the data of a small call takes.
+            let most_seats = parent.rails.as_ref().map_or(0, |rails| rails.count as u32);
+            let among = most_seats.max(parent.segment.among());
+            match random_token().and_then(|token| Ok((token, Private::of(segment::create_split(token, among)?)))) {
                 Ok((token, fd)) => {
                     (given.token, given.fd) = (token, fd.as_raw_fd());
                     segment = Some(fd);
@@ -232,8 +236,8 @@ impl SpanSplit {
                 };
                 match polled {
                     Ok(Poll::Done) => {
-                        // The other ranks wait for this one to confirm. This rank may have
-                        // finalized the parent since the first gather.
+                        // The second gather fails where this rank has finalized the parent since
+                        // the first one. The other ranks wait for this rank to confirm.
                         let confirm = SmallGather::new(self.parent.clone(), Kind::Split, &[1], self.call);
                         let confirm = confirm.map_err(|error| self.fail(&error))?;
                         let Stage::Joining(join) = std::mem::replace(&mut self.stage, Stage::Over(None)) else {
@@ -337,6 +341,13 @@ impl Operation for SpanSplit {
         match &mut self.stage {
             Stage::Gathering(gather) | Stage::Confirming(gather, _) => Some(gather.pass()),
             _ => None,
+        }
+    }
+
+    fn is_matched(&self) -> bool {
+        match &self.stage {
+            Stage::Gathering(gather) | Stage::Confirming(gather, _) => gather.is_matched(),
+            Stage::Joining(_) | Stage::Over(_) => true,
         }
     }
 

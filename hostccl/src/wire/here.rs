@@ -83,15 +83,23 @@ fn secret(here: &Here) -> Option<Vec<u8>> {
 /// start of the wire does.
 pub fn describe_wire(address: Option<IpAddr>) -> std::result::Result<String, String> {
     let said = |error: Error| error.message().to_owned();
-    let kind = kind();
-    let options = Options::read(address, None).map_err(said)?;
-    let Interface { name, address, .. } = options.interface;
+    describe(&kind(), &Options::read(address, None).map_err(said)?)
+}
+
+/// Does what [`describe_wire`] does, for a wire of that kind with these settings.
+fn describe(kind: &str, options: &Options) -> std::result::Result<String, String> {
+    let said = |error: Error| error.message().to_owned();
+    let Interface { name, address, .. } = &options.interface;
     let at = if name.is_empty() { format!("at {address}") } else { format!("at {address} ({name})") };
-    match kind.as_str() {
-        "" | "tcp" => Ok(format!("TCP {at}")),
+    match kind {
+        "" | "tcp" => {
+            // The wire would listen in the same way.
+            drop(options.listen().map_err(said)?);
+            Ok(format!("TCP {at}"))
+        }
         "ucx" if own_secret().is_some() => Err(said(ucx::refuse_secret())),
         "ucx" => Ok(format!("{}, meeting {at}", ucx::describe()?)),
-        _ => Err(said(unknown_kind(&kind))),
+        _ => Err(said(unknown_kind(kind))),
     }
 }
 
@@ -157,6 +165,20 @@ fn tick() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_description_of_a_wire_fails_where_the_wire_would_be_refused() {
+        let mut options = Options::of_test();
+        assert_eq!(describe("tcp", &options), Ok("TCP at 127.0.0.1 (lo)".to_owned()));
+        options.congestion = Some("none such".to_owned());
+        let refused = describe("tcp", &options).unwrap_err();
+        assert!(refused.contains("DM_SOCKET_CONGESTION is \"none such\""), "{refused}");
+        // No interface has this number.
+        options.congestion = None;
+        (options.interface.address, options.interface.scope) = ("fe80::9".parse().unwrap(), i32::MAX as u32);
+        let refused = describe("", &options).unwrap_err();
+        assert!(refused.contains("listening at fe80::9"), "{refused}");
+    }
 
     #[test]
     fn a_secret_and_an_address_stay_while_connections_may_use_them() {

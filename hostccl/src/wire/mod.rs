@@ -33,6 +33,9 @@ pub(crate) const EAGER_BYTES: usize = (128 << 10) + 256;
 /// The longest notice, in bytes.
 pub(crate) const NOTICE_BYTES: usize = 1 << 10;
 
+/// The longest address of a wire, in bytes. UCX's address grows with the number of its devices.
+pub(crate) const ADDRESS_BYTES: usize = 16 << 10;
+
 /// How other processes reach the wire of a process. The contact travels through the join of a
 /// communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,7 +43,7 @@ pub(crate) struct Contact {
     /// The random number of the process's wire. The number tells the process from a later one at
     /// the same address.
     pub(crate) id: [u8; 16],
-    /// The address, in the wire's own format.
+    /// The address, in the wire's own format; at most [`ADDRESS_BYTES`].
     pub(crate) address: Vec<u8>,
 }
 
@@ -120,13 +123,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// How other processes reach this wire.
     fn contact(&self) -> Contact;
 
-    /// Returns the number of the process with that contact. Makes no connection yet. Equal
-    /// contacts give one number, until each `meet` has had its [`close`](Wire::close).
-    /// `token` lets the two processes prove to each other that they belong together.
+    /// Returns the number of the process with that contact. Makes no connection yet. Equal contacts
+    /// get one number until [`close`](Wire::close) was called as often as `meet`. `token` lets the
+    /// two processes prove to each other that they belong together.
     fn meet(&self, contact: &Contact, token: &Token) -> Peer;
 
-    /// Ends one use of a peer, namely a use that began with `token`. The end of the last use closes
-    /// the connection, once all sends have gone.
+    /// Ends one use of a peer, namely a use that began with `token`. When the last use ends, the
+    /// wire closes the connection once all sends have gone.
     fn close(&self, peer: Peer, token: &Token);
 
     /// Ends one use of each of these peers, namely uses that began with `token`. If
@@ -169,8 +172,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// Ends a request. Afterwards the wire does not touch the request's buffer. The message of a
     /// cancelled send may still arrive as a whole. If the message does not arrive, the receive that
     /// waits for the message gets the tag's next message, unless several receives of the tag are
-    /// under way. The message of a cancelled receive may be dropped when it comes, so that the
-    /// tag's next receive gets the message after it.
+    /// under way. After a cancelled receive, the message meant for it may be lost. The next receive
+    /// of the tag then gets the following message.
     fn cancel(&self, request: Request);
 
     /// Sends a notice about a communicator, which needs no receive at the peer. The wire uses the

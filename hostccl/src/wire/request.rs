@@ -1,5 +1,5 @@
-//! Owners of requests: a request that is dropped half-way is cancelled first, because its buffer
-//! belongs to the caller of the operation.
+//! Owners of requests. Dropping an owner cancels its request if the request is still under way,
+//! because the request's buffer belongs to the caller of the operation.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl Transfer {
     pub(crate) unsafe fn recv(wire: &Arc<dyn Wire>, peer: Peer, tag: Tag, to: *mut u8, bytes: usize) -> Transfer {
         // SAFETY: the caller's contract; the drop cancels the request.
         let request = unsafe { wire.irecv(peer, tag, to, bytes) };
-        Transfer { wire: wire.clone(), rank: tag.from as usize, request: Some(request), bytes: 0 }
+        Transfer { wire: wire.clone(), rank: tag.sender() as usize, request: Some(request), bytes: 0 }
     }
 
     /// The rank of the communicator with which the message is exchanged.
@@ -154,6 +154,17 @@ mod tests {
             assert_eq!((list[0].test(), list[0].rank()), (Ok(Some(3)), 0), "it may be asked again");
         }
         assert_eq!((dropped, kept), ([0; 4], [1, 2, 3, 0]));
+    }
+
+    #[test]
+    fn the_rank_of_a_question_or_a_letter_is_the_senders() {
+        let (_, wires) = pair();
+        for mark in [Tag::QUESTION, Tag::LETTER] {
+            let tag = Tag { from: 3 | mark, ..TAG };
+            // SAFETY: the message is empty.
+            let receive = unsafe { Transfer::recv(&wires[1], Peer(0), tag, std::ptr::dangling_mut(), 0) };
+            assert_eq!(receive.rank(), 3);
+        }
     }
 
     #[test]

@@ -9,9 +9,9 @@ use crate::layout;
 pub struct Entry {
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
     pub(super) number: u64,
-    /// The place of the channel (bits 0 to 7), whether the call is a message (bit 8), whether
-    /// nobody has looked at the clock when the call began, because the call is brief (bit 9), and
-    /// the number of the call in its channel (the other 54 bits).
+    /// The place of the channel (bits 0 to 7), whether the call is a message (bit 8), whether the
+    /// clock was not read when the call began, because the call is brief (bit 9), and the number of
+    /// the call in its channel (the other 54 bits).
     rest: u64,
 }
 
@@ -56,7 +56,7 @@ impl Entry {
         self.number
     }
 
-    /// Whether nobody has looked at the clock when the call began.
+    /// Whether the clock was not read when the call began.
     #[inline]
     pub fn is_brief(&self) -> bool {
         self.rest >> 9 & 1 != 0

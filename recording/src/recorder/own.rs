@@ -36,7 +36,7 @@ impl Recorder {
             let (what, begun) = (self.get(slot + call::WHAT), self.get(slot + call::BEGUN));
             let (state, group) = (what >> 40 & 0xff, what as u16);
             let base = layout::CHANNELS + usize::from(group) * layout::CHANNEL_WORDS;
-            // A call of an earlier group in this place has not ended in the recording.
+            // A call of an earlier group in this place may look as if it still ran.
             let is_of_group = number >= self.get(base + channel::FIRST_CALL);
             let is_closed = self.get(base + channel::KIND) >> 8 & 0xff == ChannelState::Closed as u64;
             let is_issued = || state == EntryState::Issued as u64 && is_launched(number);

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use super::{greeting, member};
 use crate::bootstrap::client::Client;
 use crate::bootstrap::greeting::{ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Status};
-use crate::bootstrap::link;
 use crate::bootstrap::message::{Message, Stage};
+use crate::bootstrap::{link, server};
 use crate::error::{Error, Result};
+use crate::segment;
 use crate::types::*;
+use crate::wire::ADDRESS_BYTES;
 
 const TOKEN: [u8; 16] = [4; 16];
 const NONCE: [u8; 16] = [2; 16];
@@ -220,4 +222,23 @@ fn a_connection_that_is_closed_before_the_answer_is_made_again() {
     let failure = client.last_failure().unwrap();
     assert!(failure.starts_with(&address.to_string()), "{failure}");
     maker.join().unwrap();
+}
+
+/// The maker accepts the longest address that a wire may have.
+#[test]
+fn a_rank_with_a_long_address_registers() {
+    let token = crate::token::random_token().unwrap();
+    let fd = segment::create(token).unwrap();
+    let address = server::open(token, &fd).unwrap();
+    let mut registered = member(0, 1);
+    registered.contact.address = vec![5; ADDRESS_BYTES];
+    let mut client = Client::new(address, token, Message::Register(registered.clone()));
+    let table = loop {
+        match outcome(&mut client).unwrap() {
+            Message::StageDone(..) => {}
+            message => break message,
+        }
+    };
+    assert!(matches!(table, Message::Table { members, .. } if members == [registered]));
+    server::close(token, None);
 }

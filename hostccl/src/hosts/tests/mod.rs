@@ -96,6 +96,12 @@ pub(super) struct Args {
     pub(super) root: Option<usize>,
 }
 
+/// Returns a call with these arguments, which has no buffers.
+pub(super) fn of_args(args: &Args) -> Call {
+    let Args { kind, count, dtype, reduction, root } = args.clone();
+    Call { kind, send: std::ptr::null(), recv: std::ptr::null_mut(), count, dtype, reduction, root }
+}
+
 /// Performs a call on one rank.
 ///
 /// # Safety
@@ -108,8 +114,7 @@ pub(super) unsafe fn call(
     blocks: Option<(Vec<Block>, Vec<Block>)>,
     name: Name,
 ) -> Result<()> {
-    let Args { kind, count, dtype, reduction, root } = args.clone();
-    let call = Call { kind, send, recv, count, dtype, reduction, root };
+    let call = Call { send, recv, ..of_args(args) };
     let ragged = blocks.map(|(sends, recvs)| Ragged::new(sends, recvs));
     // SAFETY: this function's contract.
     let mut operation = unsafe { Spanning::new(comm.clone(), call, ragged, name)? };

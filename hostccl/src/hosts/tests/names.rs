@@ -64,7 +64,8 @@ fn names_of_calls_that_gather_in_different_ways_make_progress() {
 fn names_that_never_meet_end_at_the_deadline_with_both_calls() {
     for hosts in [&[&[0][..], &[1]][..], &[&[0, 2], &[1, 3]]] {
         let ranks = Ranks::new(hosts);
-        ranks.ends.iter().for_each(|end| end.set_timeout(300));
+        // On a busy machine, a rank may come a second later than the others.
+        ranks.ends.iter().for_each(|end| end.set_timeout(1_500));
         let n = ranks.ends.len();
         let one = |me: usize, comm: &Arc<Comm>| -> Result<()> {
             sum(comm, 1, name(if me + 1 == n { "ep" } else { "tp" })).map(drop)

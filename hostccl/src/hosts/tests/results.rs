@@ -1,12 +1,18 @@
 //! The results of all collectives.
 
+use std::sync::Arc;
+
 use plain::small;
 
+use super::super::plan::Small;
 use super::data::{Case, case, random_hosts};
-use super::{Args, Random, Ranks, call};
+use super::{Args, Random, Ranks, call, of_args};
 use crate::call_name::Name;
 use crate::collective::{Kind, Reduction};
+use crate::progress;
 use crate::rails::Limits;
+use crate::setup::ChildOperation;
+use crate::split::SpanSplit;
 use crate::types::{DataType, ReduceOp};
 
 /// The byte that fills a receive buffer before the call.
@@ -133,6 +139,32 @@ fn a_gathered_result_that_is_longer_than_a_slot_travels_in_the_meeting() {
             let case = case(&args, me, 4);
             let got = perform(comm, &args, &case, in_place);
             check(&args, &case, &got, in_place, &format!("{count} bytes, rank {me}, in place {in_place}"));
+        }
+    });
+}
+
+#[test]
+fn a_result_that_is_longer_than_a_slot_of_a_split_does_not_go_through_the_slot() {
+    let all: Vec<usize> = (0..20).collect();
+    let whole = Ranks::with(&[&all[..16], &all[16..18], &all[18..]], Limits::PRODUCT);
+    // Ranks 0 and 1 share a split with the ranks of the two small hosts. Their slots are as small as
+    // those of the other 14 ranks of their host.
+    let children = whole.run(|me, comm| {
+        let color = i32::from((2..16).contains(&me));
+        let mut split =
+            SpanSplit::new(comm.clone(), (color, 0), "part".to_owned(), Arc::default(), Name::NONE).unwrap();
+        progress::run(&mut split).unwrap();
+        (color == 0).then(|| split.joined().unwrap())
+    });
+    let ranks = Ranks { ends: children.into_iter().flatten().collect(), wires: Vec::new() };
+    let slot = ranks.ends[0].segment.layout().slot_bytes;
+    ranks.run(|me, comm| {
+        for count in [slot / 6 - 64, slot / 6, slot / 5] {
+            let args = Args { kind: Kind::AllGather, count, dtype: DataType::Uint8, reduction: None, root: None };
+            let is_small = Small::of(&of_args(&args), comm).is_some();
+            assert_eq!(is_small, count * 6 <= slot - 128, "{count} bytes, slots of {slot}");
+            let case = case(&args, me, 6);
+            check(&args, &case, &perform(comm, &args, &case, false), false, &format!("{count} bytes, rank {me}"));
         }
     });
 }

@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use super::letter::{Letter, Post};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
-use crate::span::Span;
+use crate::gathering::span_of;
 use crate::token::random_token;
 
 /// The pause before a leader greets the root again: the first one, and the longest one.
@@ -47,14 +48,15 @@ fn random_number() -> Result<u64> {
 
 impl Leaders {
     /// Returns a meeting of `leaders`, the first remaining rank of each host in ascending order.
-    /// `digest` is the checksum of the excluded ranks.
-    pub(super) fn new(span: &Span, leaders: &[usize], digest: u64) -> Result<Leaders> {
+    /// `parent` is the communicator that shrinks, and `digest` the checksum of the excluded ranks.
+    pub(super) fn new(parent: &Comm, leaders: &[usize], digest: u64) -> Result<Leaders> {
+        let span = span_of(parent);
         let (role, others) = match leaders.iter().position(|leader| *leader == span.rank) {
             Some(0) => (Role::Root, &leaders[1..]),
             Some(_) => (Role::Leader, &leaders[..1]),
             None => (Role::Follower, &[][..]),
         };
-        let posts = others.iter().map(|leader| Post::new(span, *leader, digest)).collect();
+        let posts = others.iter().map(|leader| Post::new(parent, *leader, digest)).collect();
         let now = Instant::now();
         Ok(Leaders { role, posts, nonce: random_number()?, number: None, greets: (now, GREET_AGAIN.0), heard: now })
     }
@@ -69,7 +71,15 @@ impl Leaders {
         }
         for at in 0..self.posts.len() {
             let mut taken = Ok(());
-            while let Some(letter) = self.posts[at].read()? {
+            loop {
+                let letter = match self.posts[at].read() {
+                    Ok(Some(letter)) => letter,
+                    Ok(None) => break,
+                    // If the last letter already told the outcome (a failure, or that all have
+                    // joined), the loss of the leader right after it does not count.
+                    Err(_) if taken.is_err() || self.posts[at].confirmed => break,
+                    Err(lost) => return Err(lost),
+                };
                 // A greeting begins another attempt of the leader. While the root has welcomed
                 // nobody, the failure of an earlier attempt does not concern the root any more.
                 if self.number.is_none() && matches!(letter, Letter::Hello { .. }) {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
+use crate::comm::Comm;
 use crate::error::{Error, Result};
-use crate::span::Span;
+use crate::gathering::span_of;
 use crate::types::*;
 use crate::wire::request::Transfer;
 use crate::wire::{Broken, Peer, Tag, Wire};
@@ -16,8 +17,8 @@ const LETTER_BYTES: usize = 512;
 const MOST_BLAMED: usize = 16;
 /// How long a letter about a failure may take to go.
 const FLUSH_TIME: Duration = Duration::from_millis(50);
-/// The part of the stream's number that is equal for all letters. The bit [`Tag::LETTER`] tells
-/// letters from other messages.
+/// The stream of a shrink's letters is this number XOR the checksum of the set of excluded ranks.
+/// The bit [`Tag::LETTER`] tells letters from other messages.
 const STREAM: u64 = 0x7368_7269_6e6b_0000;
 
 /// A letter.
@@ -107,6 +108,8 @@ pub(crate) fn check_letter(bytes: &[u8]) {
 pub(super) struct Post {
     /// The rank of the parent.
     pub(super) rank: usize,
+    /// The rank's name in messages.
+    label: String,
     /// The number of the rank's attempt, once it has greeted. Only the root uses it.
     pub(super) greeted: Option<u64>,
     /// At the root, this says whether the rank has confirmed. At another leader, this says whether
@@ -130,12 +133,13 @@ pub(super) struct Post {
 }
 
 impl Post {
-    /// Returns the exchange with `rank`, which is on another host, about a shrink. `digest` is the
+    /// Returns the exchange with `rank`, which is on another host, about a shrink of `parent`. `digest` is the
     /// checksum of the set of excluded ranks.
-    pub(super) fn new(span: &Span, rank: usize, digest: u64) -> Post {
-        let stream = STREAM ^ digest;
+    pub(super) fn new(parent: &Comm, rank: usize, digest: u64) -> Post {
+        let (span, stream) = (span_of(parent), STREAM ^ digest);
         Post {
             rank,
+            label: parent.labels.rank(rank, None),
             greeted: None,
             confirmed: false,
             wire: span.wire.clone(),
@@ -190,14 +194,15 @@ impl Post {
             }
             Err(Broken::TooLong(_)) => Err(self.garbled()),
             Err(Broken::Lost(lost)) => {
-                let message = format!("rank {} cannot be reached: {}", self.rank, lost.why);
+                let message = format!("{} cannot be reached: {}", self.label, lost.why);
                 Err(Error::new(ncclRemoteError, message).by(Blame::of_lost([self.rank])))
             }
         }
     }
 
     fn garbled(&self) -> Error {
-        let message = format!("rank {} sent bytes that are no message of a shrink", self.rank);
+        let message =
+            format!("{} sent bytes that are not a message of a shrink: do all ranks run the same release?", self.label);
         Error::new(ncclRemoteError, message).by(Blame::of([self.rank]))
     }
 }

@@ -75,6 +75,11 @@ fn a_shrink_that_nobody_else_calls_ends_at_its_deadline() {
     let error = progress::run(&mut alone).unwrap_err();
     assert_eq!((error.code(), &error.blame().ranks[..]), (ncclTimeout, &[2][..]), "{}", error.message());
     drop(alone);
+    // A second attempt leaves no more behind than the first one.
+    let mut again = SpanShrink::new(ends[0].clone(), &[1], true, "less".to_owned(), Arc::default()).unwrap();
+    assert_eq!(progress::run(&mut again).unwrap_err().code(), ncclTimeout);
+    drop(again);
+    assert_eq!(ends[0].span.as_ref().unwrap().kept.lock().unwrap().len(), 1);
     // The next attempt finds what the first attempt left behind.
     let children = shrink(&ends, &[0, 2], &[1], true);
     assert!(children.iter().all(Result::is_ok), "{children:?}");
@@ -107,7 +112,8 @@ fn a_shrink_that_was_given_up_over_tcp_can_be_called_again() {
         leader.stage == Stage::Confirming
     });
     assert_eq!(root.stage, Stage::Joining);
-    // A shrink whose time is up while its ranks join is dropped without a letter.
+    // No letter about the end takes the number of the receive that is cancelled.
+    (root.is_awaited, leader.is_awaited) = (false, false);
     drop((root, leader));
     // Rank 2 is early, and its greeting is there when the root begins.
     let mut leader = begun(&ends, 2, &[3]);
@@ -143,11 +149,15 @@ fn a_follower_reads_the_failure_of_its_leader_in_the_attempt_to_which_it_belongs
     // root, which is still late.
     let mut leader = begun(&ends, 1, &[]);
     until(|| leader.poll().is_err());
+    ends.iter().for_each(|end| end.set_timeout(20_000));
     let (mut leader, mut follower) = (begun(&ends, 1, &[]), begun(&ends, 2, &[]));
     assert!(follower.poll().is_ok() && leader.poll().is_ok());
-    drop((leader, follower));
-    let children = shrink(&ends, &[0, 1, 2], &[], true);
-    assert!(children.iter().all(Result::is_ok), "{children:?}");
+    let mut root = begun(&ends, 0, &[]);
+    let mut shrinks = [&mut root, &mut leader, &mut follower];
+    until(|| {
+        let polled = shrinks.each_mut().map(|shrink| shrink.poll().unwrap());
+        polled.iter().all(|poll| *poll == Poll::Done)
+    });
 }
 
 #[test]
@@ -158,4 +168,97 @@ fn a_letter_is_no_message_of_a_send() {
     let span = ends[0].span.as_ref().unwrap();
     assert_eq!(span.wire.waiting(span.peers[1].unwrap(), span.comm).len(), 1, "the letter has come");
     assert_eq!(messages_to_me(span, 1), []);
+}
+
+/// Polls both shrinks until the condition holds. Neither may fail before.
+fn both_until(pair: &mut [SpanShrink; 2], is_over: impl Fn(&[SpanShrink; 2]) -> bool) {
+    until(|| {
+        assert!(pair.iter_mut().all(|shrink| shrink.poll().is_ok()));
+        is_over(pair)
+    });
+}
+
+#[test]
+fn the_last_letter_of_a_rank_counts_more_than_its_end() {
+    // Rank 2 does not come, and the root ends right after it has told why the shrink has failed.
+    let (ends, wires) = hosts_of_threads::communicators(&[&[0], &[1], &[2]]);
+    ends[0].set_timeout(200);
+    ends[1].set_timeout(20_000);
+    let (mut root, mut leader) = (begun(&ends, 0, &[]), begun(&ends, 1, &[]));
+    until(|| {
+        leader.poll().unwrap();
+        root.poll().is_err()
+    });
+    wires[0].die();
+    let error = leader.poll().unwrap_err();
+    assert_eq!((error.code(), &error.blame().ranks[..]), (ncclTimeout, &[2][..]), "{}", error.message());
+
+    // The root ends right after it has told that all ranks have joined.
+    let (ends, wires) = hosts_of_threads::communicators(&[&[0], &[1]]);
+    let mut pair = [begun(&ends, 0, &[]), begun(&ends, 1, &[])];
+    both_until(&mut pair, |pair| pair[1].stage == Stage::Confirming);
+    let [root, leader] = &mut pair;
+    until(|| root.poll().unwrap() == Poll::Done);
+    wires[0].die();
+    assert_eq!(leader.poll(), Ok(Poll::Done));
+}
+
+#[test]
+fn an_abort_of_the_parent_ends_the_shrink_in_each_stage() {
+    for last in [Stage::Meeting, Stage::Joining, Stage::Confirming] {
+        // Rank 1 shares the host of the root. In the last stage the root waits for rank 2 alone.
+        let (ends, _wires) = hosts_of_threads::communicators(&[&[0, 1], &[2]]);
+        let mut shrinks = [0, 1, 2].map(|rank| begun(&ends, rank, &[]));
+        let [root, follower, leader] = &mut shrinks;
+        until(|| {
+            let _ = root.poll().unwrap();
+            if last != Stage::Meeting && root.stage == Stage::Meeting {
+                let _ = leader.poll().unwrap();
+            }
+            if last == Stage::Confirming {
+                let _ = follower.poll().unwrap();
+            }
+            root.stage == last
+        });
+        assert!(root.poll().unwrap() != Poll::Done);
+        ends[0].raise_abort();
+        let error = root.poll().unwrap_err();
+        assert!(error.message().contains("was aborted by ncclCommAbort"), "{last:?}: {}", error.message());
+        ends[0].abort();
+        drop(shrinks);
+    }
+}
+
+/// An abort drops a shrink that no thread drives, so the shrink gets no poll after the abort.
+#[test]
+fn a_shrink_that_is_dropped_after_an_abort_tells_the_other_ranks() {
+    for rank in 0..4 {
+        let (ends, _wires) = hosts_of_threads::communicators(&[&[0, 1], &[2, 3]]);
+        let mut shrinks = [0, 1, 2, 3].map(|rank| Some(begun(&ends, rank, &[])));
+        // The second host joins only when the first one waits for it.
+        for (polled, done) in [(0..3, 0..2), (2..4, 2..4)] {
+            until(|| {
+                let is_done = |shrink: &SpanShrink| shrink.stage == Stage::Confirming;
+                for shrink in shrinks[polled.clone()].iter_mut().flatten().filter(|shrink| !is_done(shrink)) {
+                    let _ = shrink.poll().unwrap();
+                }
+                shrinks[done.clone()].iter().flatten().all(is_done)
+            });
+        }
+        ends[rank].raise_abort();
+        ends[rank].abort();
+        shrinks[rank] = None;
+        for shrink in shrinks.iter_mut().flatten() {
+            let mut error = None;
+            until(|| {
+                let polled = shrink.poll();
+                error = polled.as_ref().err().cloned();
+                matches!(polled, Ok(Poll::Done) | Err(_))
+            });
+            // A shrink that ends well has made a communicator that has failed.
+            let error = error.unwrap_or_else(|| shrink.joined().unwrap().check().unwrap_err());
+            assert!(error.message().contains("aborted its communicator"), "{}", error.message());
+            assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[rank][..]));
+        }
+    }
 }

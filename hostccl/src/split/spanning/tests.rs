@@ -5,6 +5,7 @@ use super::*;
 use crate::hosts_of_threads;
 use crate::news;
 use crate::progress;
+use crate::segment::Layout;
 
 /// A random number generator, so that a failing case can be run again.
 struct Random(u64);
@@ -144,4 +145,22 @@ fn a_rank_that_dies_in_a_split_is_named_to_all() {
     for error in errors {
         assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[2][..]), "{}", error.message());
     }
+}
+
+#[test]
+fn the_parts_of_a_split_have_small_slots_on_all_hosts() {
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0, 1, 2, 3, 4, 5, 6, 7], &[8, 9]]);
+    // Ranks 0, 1, 8 and 9 are on two hosts, and the others are pairs of one host.
+    let colors = [4, 4, 1, 1, 2, 2, 3, 3, 4, 4];
+    let ends: Vec<Option<Arc<Comm>>> = ends.into_iter().map(Some).collect();
+    let children = split(&ends, &colors.map(|color| (color, 0)));
+    let check = |comms: &[Option<Arc<Comm>>]| {
+        for comm in comms.iter().flatten() {
+            let expected = Layout::split(comm.nranks as u32, 8);
+            assert_eq!(comm.segment.layout(), &expected, "{:?}", comm.whole());
+            assert!(expected.slot_bytes < Layout::new(comm.nranks as u32).slot_bytes);
+        }
+    };
+    check(&children);
+    check(&split(&children, &[(0, 0), (1, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (1, 0)]));
 }

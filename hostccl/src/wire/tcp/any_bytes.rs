@@ -1,4 +1,5 @@
-//! Checks what holds for arbitrary bytes in place of a hello, of frames or of encrypted records.
+//! Checks what must hold when a peer sends arbitrary bytes in place of a hello, frames or encrypted
+//! records.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -48,7 +49,7 @@ pub(crate) fn frames(bytes: &[u8]) {
         match step[0] {
             0..200 => {
                 let mut raw = Header { tag, index: u64::from(step[2]), ..Header::plain(Kind::Idle, 0) }.to_bytes();
-                raw[0] = step[0] % 14;
+                raw[0] = if step[0] < 196 { step[0] % 14 } else { 14 };
                 raw[4..6].copy_from_slice(&step[3..5]);
                 raw[40..44].copy_from_slice(&(length as u32).to_le_bytes());
                 raw[47] = step[6];

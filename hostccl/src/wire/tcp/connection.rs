@@ -159,7 +159,8 @@ impl Connection {
         Lost { ended: !silent, why }
     }
 
-    /// Reads bytes that have come. Fails with the loss that is the reason to close the connection.
+    /// Reads bytes that have come. If the connection cannot go on, fails with the reason why the
+    /// peer is lost.
     pub(super) fn read(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> Result<Done, Lost> {
         let mut done = Done { moved: false, more: false };
         let mut read = 0;

@@ -39,9 +39,10 @@ pub(super) enum Kind {
     Idle = 8,
     /// The sender has a use for the connection again.
     Busy = 9,
-    /// Both sides have no use for the connection: the sender is about to close it.
+    /// Both sides have no use for the connection: the sender is about to close it. `extra` is the
+    /// number of `Idle` frames that the sender has read from the connection.
     Close = 10,
-    /// The answer to `Close`: the sender sends nothing more.
+    /// An answer to `Close`: the sender sends nothing more.
     Closed = 11,
     /// A message will not come, because its send was cancelled or the sending rank has left the
     /// communicator. The receiver drops the part that has come. `extra` is [`OVER`] where the rank
@@ -50,6 +51,9 @@ pub(super) enum Kind {
     /// The sender is alive. The frame goes when nothing else is on the way. The other host's
     /// kernel acknowledges the frame, so both hosts hear of each other.
     Alive = 13,
+    /// The other answer to `Close`: the connection stays, because the sender uses it, has
+    /// something to send, or has said more `Idle` frames than `Close` counts.
+    Open = 14,
 }
 
 /// The header of a frame.
@@ -106,6 +110,7 @@ impl Header {
             11 => Kind::Closed,
             12 => Kind::Void,
             13 => Kind::Alive,
+            14 => Kind::Open,
             other => return Err(format!("a frame of the unknown kind {other}")),
         };
         let (bytes, extra) = (four(4) as usize, eight(40));

@@ -79,11 +79,17 @@ impl Remote {
                     return Err(format!("a credit of {} bytes, more than was used", header.extra));
                 }
             }
-            Kind::Idle => self.is_idle_there = true,
-            Kind::Busy => (self.is_idle_there, self.is_closing) = (false, false),
-            Kind::Close => self.take_close(),
+            Kind::Idle => {
+                self.is_idle_there = true;
+                self.idles_there += 1;
+            }
+            // `Busy` does not end the closing: the other side may be idle again before it reads
+            // this side's `Close`. Only its answer counts.
+            Kind::Busy => self.is_idle_there = false,
+            Kind::Close => self.take_close(header.extra),
             Kind::Closed if self.is_closing => self.is_closed = true,
-            Kind::Closed => return Err("an answer to no question".to_owned()),
+            Kind::Open if self.is_closing => self.is_closing = false,
+            Kind::Closed | Kind::Open => return Err("an answer to no question".to_owned()),
             Kind::Alive => {}
         }
         Ok(Sink::None)
@@ -98,16 +104,12 @@ impl Remote {
         if is_old { Err("a message that has come before".to_owned()) } else { Ok(()) }
     }
 
-    /// Answers the other side, which wants to close the connection.
-    fn take_close(&mut self) {
-        if self.uses > 0 {
-            // This side has said that it has a use for the connection again.
-            return;
-        }
-        if self.has_output() {
-            self.say(Header::plain(Kind::Busy, 0), &[]);
-            self.say(Header::plain(Kind::Idle, 0), &[]);
-            return;
+    /// Answers the other side, which wants to close the connection. `heard` is the number of `Idle`
+    /// frames that the other side had read. If this side has said more of them, it has had a use
+    /// meanwhile. The other side may still need what this side has sent in that use.
+    fn take_close(&mut self, heard: u64) {
+        if self.uses > 0 || self.has_output() || self.idles_here > heard {
+            return self.say(Header::plain(Kind::Open, 0), &[]);
         }
         self.say(Header::plain(Kind::Closed, 0), &[]);
         self.is_closed = true;

@@ -136,7 +136,9 @@ impl Keeper {
                 continue;
             }
             let address = from.as_socket().map_or_else(|| "a stranger".to_owned(), |address| address.to_string());
-            self.enter(Stranger::accepted(socket, address, is_full));
+            if let Err(reason) = self.enter(Stranger::accepted(socket, address.clone(), is_full)) {
+                log::debug!("the wire drops a connection from {address}: {reason}");
+            }
         }
     }
 
@@ -165,11 +167,13 @@ impl Keeper {
         is
     }
 
-    fn enter(&mut self, stranger: Stranger) -> Option<u64> {
+    /// Adds a connection that has not proved itself, and returns its number. Fails where the kernel
+    /// cannot watch the connection.
+    fn enter(&mut self, stranger: Stranger) -> io::Result<u64> {
         self.last += 1;
-        self.set.add(stranger.socket.as_raw_fd(), self.last, stranger.is_mine()).ok()?;
+        self.set.add(stranger.socket.as_raw_fd(), self.last, stranger.is_mine())?;
         self.strangers.insert(self.last, stranger);
-        Some(self.last)
+        Ok(self.last)
     }
 
     fn remove(&mut self, number: u64) -> Option<Stranger> {
@@ -178,7 +182,7 @@ impl Keeper {
         Some(stranger)
     }
 
-    /// Begins what the wire has asked for: connections, and another check of processes that were
+    /// Begins the connections that the wire has asked for, and checks again the processes that were
     /// not known.
     fn look(&mut self) {
         let wanted = std::mem::take(&mut self.inner.lock().to_connect);
@@ -203,7 +207,7 @@ impl Keeper {
         mine.and_then(|number| self.strangers.get(&number)).is_some_and(Stranger::is_proved)
     }
 
-    /// Gives up a peer.
+    /// Ends the tries to reach a peer. The peer is lost, unless it has a connection meanwhile.
     fn fail(&mut self, peer: u32, ended: bool, why: String) {
         self.attempts.remove(peer);
         let mut state = self.inner.lock();
@@ -242,11 +246,14 @@ impl Keeper {
             Stranger::connecting(&self.inner, socket, address.clone(), (peer, contact.id, token))
                 .map_err(|why| Step::Fail(false, why))
         });
-        match begun {
-            Ok(stranger) => {
-                let number = self.enter(stranger);
+        let entered = begun.and_then(|stranger| {
+            let unwatched = |reason| Step::Short(format!("watching the connection to {address}: {reason}"));
+            self.enter(stranger).map_err(unwatched)
+        });
+        match entered {
+            Ok(number) => {
                 if let Some(attempt) = self.attempts.get_mut(peer) {
-                    (attempt.stranger, attempt.next) = (number, Instant::now() + PAUSE);
+                    (attempt.stranger, attempt.next) = (Some(number), Instant::now() + PAUSE);
                 }
             }
             Err(step) => self.end_try(peer, step),
@@ -358,7 +365,8 @@ impl Keeper {
         state.push(&inner, peer);
     }
 
-    /// Closes what takes too long.
+    /// Closes the connections that have not proved themselves in time, and gives up the peers that
+    /// were not reached in time.
     fn expire(&mut self) {
         let now = Instant::now();
         let old = |stranger: &Stranger| !stranger.is_mine() && now.duration_since(stranger.since) > PATIENCE;

@@ -116,8 +116,8 @@ impl Drop for Tcp {
     }
 }
 
-/// The reason why a request fails whose peer has no use any more, because each `meet` of the peer
-/// has had its `close`.
+/// The reason why a request fails after this process has called `close` for the peer as often as
+/// `meet`.
 fn unknown() -> Lost {
     Lost { ended: true, why: "this process has closed its connection to the peer".to_owned() }
 }
@@ -169,8 +169,7 @@ impl Wire for Tcp {
         if remote.is_self || remote.lost.is_some() || (connection.is_none() && !*is_connecting) {
             return state.forget(peer.0);
         }
-        remote.is_idle_here = true;
-        remote.say(Header::plain(Kind::Idle, 0), &[]);
+        remote.say_idle();
         state.push(&self.0, peer.0);
     }
 

@@ -103,7 +103,7 @@ impl Options {
     }
 
     /// Opens a listener. Returns it with its address in a contact's format.
-    pub(super) fn listen(&self) -> Result<(Private<Socket>, Vec<u8>)> {
+    pub(in crate::wire) fn listen(&self) -> Result<(Private<Socket>, Vec<u8>)> {
         let Interface { address, scope, .. } = self.interface;
         let wanted = match address {
             IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, 0)),

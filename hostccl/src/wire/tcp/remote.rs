@@ -16,7 +16,7 @@ use super::frame::{Header, Kind};
 use super::ledger::{Key, Ledger, Open, Table};
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
 
-/// The highest cost of all short messages that the receiver has not taken, in bytes.
+/// The most that all short messages which no receive has taken may cost together, in bytes.
 pub(super) const CREDIT: usize = 4 << 20;
 /// The cost of each short message besides its bytes, in bytes.
 pub(super) const COST: usize = 128;
@@ -99,11 +99,13 @@ pub(super) struct Remote {
     pub(super) posted: Table<Key, Receive>,
     /// The messages for which no receive was posted yet.
     pub(super) arrived: Table<Key, Arrived>,
-    /// Frames without a buffer of the caller, which go before others.
+    /// The bytes of frames that use no buffer of a caller. They are written before the messages in
+    /// `queue`.
     pub(super) control: Vec<u8>,
-    /// The cost that further short messages to the process may have.
+    /// How much further short messages to the process may cost together, in bytes.
     pub(super) credit: usize,
-    /// The cost of the short messages that came from the process and that no receive has taken.
+    /// The cost of the short messages that came from the process and that no receive has taken, in
+    /// bytes.
     pub(super) kept: usize,
     /// The cost of the short messages that receives have taken since the last `Credit` frame, in
     /// bytes.
@@ -118,6 +120,10 @@ pub(super) struct Remote {
     pub(super) is_idle_there: bool,
     /// Whether this side has said that it has no use for the connection.
     pub(super) is_idle_here: bool,
+    /// How many `Idle` frames this side has said for the connection.
+    pub(super) idles_here: u64,
+    /// How many `Idle` frames this side has read from the connection.
+    pub(super) idles_there: u64,
     /// Whether this side has sent `Close` and waits for the answer. This side sends nothing
     /// meanwhile.
     pub(super) is_closing: bool,
@@ -152,13 +158,15 @@ impl Remote {
             has_notice: false,
             is_idle_there: false,
             is_idle_here: false,
+            idles_here: 0,
+            idles_there: 0,
             is_closing: false,
             last_frames: Vec::new(),
             is_closed: false,
         }
     }
 
-    /// Appends a frame that has no buffer of the caller.
+    /// Appends a frame. Its payload is copied.
     pub(super) fn say(&mut self, header: Header, payload: &[u8]) {
         self.control.extend_from_slice(&Header { bytes: payload.len(), ..header }.to_bytes());
         self.control.extend_from_slice(payload);

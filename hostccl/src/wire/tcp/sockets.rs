@@ -19,8 +19,8 @@ fn moved(answer: isize) -> io::Result<Option<usize>> {
     }
 }
 
-/// Reads what has come into these parts of memory. Returns 0 where the other side has closed the
-/// connection, and `None` where nothing has come.
+/// Reads the bytes that have arrived, and puts them into these parts of memory. Returns 0 where the
+/// other side has closed the connection, and `None` where nothing has come.
 ///
 /// # Safety
 /// The parts are valid, and nobody else touches them.

@@ -92,8 +92,8 @@ pub(super) struct State {
     pub(super) ledger: Ledger,
     /// The processes with connections.
     pub(super) connected: Vec<u32>,
-    /// The processes for which something waits that may go together with what is sent next. What
-    /// waits is sent before a thread polls or sleeps.
+    /// The processes for which frames wait so that they go together with the next frames. They are
+    /// sent before a thread polls or sleeps.
     pub(super) unpushed: Vec<u32>,
     /// The processes to which the wire's thread makes a connection.
     pub(super) to_connect: Vec<u32>,
@@ -293,7 +293,7 @@ impl State {
         self.connected.retain(|other| *other != number);
     }
 
-    /// Sends what waits for a peer: over its connection, or by making one.
+    /// Sends what waits for a peer. If there is no connection, asks the wire's thread to make one.
     pub(super) fn push(&mut self, inner: &Inner, number: u32) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let Link { remote, connection, is_connecting, .. } = &mut **link;
@@ -315,8 +315,8 @@ impl State {
         }
     }
 
-    /// Sends what waits for a peer together with what is sent next, at the latest when a thread
-    /// polls or sleeps.
+    /// Keeps what waits for a peer until the next send, so that both go together. Each thread sends
+    /// it before it polls or sleeps, at the latest.
     pub(super) fn push_soon(&mut self, number: u32) {
         let has_output = self.links.get(&number).is_some_and(|link| link.remote.has_output());
         if has_output && !self.unpushed.contains(&number) {

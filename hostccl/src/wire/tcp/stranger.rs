@@ -321,7 +321,7 @@ impl Stranger {
             }
             Answer::Full => {
                 return Step::Short(format!(
-                    "{address} takes no connection, because its process or machine has as many files open as it may: raise `ulimit -n` there"
+                    "{address} accepts no connection, because its process or machine has reached its limit of open files: raise `ulimit -n` there"
                 ));
             }
             Answer::Unknown => return Step::Again(format!("{address} does not know this process yet")),
@@ -412,7 +412,7 @@ pub(super) fn refused(address: &str, reason: &io::Error) -> Step {
     }
 }
 
-/// Returns the reason why a try has failed whose connection the other side has closed.
+/// Returns the reason for a try that has failed because the other side closed the connection.
 fn closed_early(address: &str) -> String {
     format!("{address} closed the connection before accepting this process")
 }

@@ -1,15 +1,22 @@
 //! The uses of a peer: their tokens, and the end of a connection that neither side uses.
 
-use super::frame::{Header, Kind};
+use super::frame::{HEADER, Header, Kind};
 use super::remote::{COST, CREDIT, Remote};
 use crate::wire::Token;
 
 impl Remote {
     /// Begins to close the connection. This side sends nothing more until the other side answers.
     pub(super) fn begin_to_close(&mut self) {
-        self.say(Header::plain(Kind::Close, 0), &[]);
+        self.say(Header::plain(Kind::Close, self.idles_there), &[]);
         self.last_frames = std::mem::take(&mut self.control);
         self.is_closing = true;
+    }
+
+    /// Says that this side has no use for the connection any more.
+    pub(super) fn say_idle(&mut self) {
+        self.is_idle_here = true;
+        self.idles_here += 1;
+        self.say(Header::plain(Kind::Idle, 0), &[]);
     }
 
     /// Prepares for the next connection after both sides have agreed to close this one. Messages
@@ -24,6 +31,23 @@ impl Remote {
         // get no answers over the next one.
         self.posted.retain(|_, receive| receive.request.is_some());
         self.wanted.clear();
+        (self.idles_here, self.idles_there) = (0, 0);
+        self.forget_old_frames();
+    }
+
+    /// Removes the waiting frames that are about the connection that is closed. Over the next one,
+    /// both sides begin with a use and with all credit.
+    fn forget_old_frames(&mut self) {
+        let control = std::mem::take(&mut self.control);
+        let mut rest = &control[..];
+        while let Some((raw, after)) = rest.split_first_chunk::<HEADER>() {
+            let Ok(header) = Header::parse(raw) else { return };
+            let (payload, after) = after.split_at(header.bytes.min(after.len()));
+            if !matches!(header.kind, Kind::Idle | Kind::Busy | Kind::Credit) {
+                self.say(header, payload);
+            }
+            rest = after;
+        }
     }
 
     /// Returns the token to prove in the next try. `tried` is the number of tries that have failed.

@@ -1,4 +1,5 @@
-//! Checks what holds for arbitrary bytes in place of a header, a greeting or an address.
+//! Checks what must hold when a peer sends arbitrary bytes in place of a header, a greeting or an
+//! address.
 
 use super::frame::{Greeting, Header, parse_address};
 

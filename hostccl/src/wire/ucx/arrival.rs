@@ -188,7 +188,8 @@ pub(super) unsafe extern "C" fn on_greeting(
     if let Some(peer) = core.by_id.get(&greeting.from) {
         let is_idle = core.peers.get(peer).is_some_and(|remote| remote.stage == Stage::Idle);
         if !is_idle {
-            // The messages after the greeting may be of the peer that proves itself here.
+            // Messages of the peer may follow before this function would run again, and are dropped
+            // until the peer has proven itself. So the greeting is handled now.
             core.greeted(&greeting);
         } else if core.greetings.len() < GREETINGS {
             core.greetings.push_back(greeting);

@@ -23,13 +23,14 @@ const RECENT: Duration = Duration::from_micros(200);
 /// How long the wire's thread leaves the worker to a thread that polls.
 pub(super) const LEAVE: Duration = Duration::from_millis(1);
 
-/// How often the wire's thread sends signs of life and calls the tick, at least.
+/// The longest time from one call of the tick to the next. At each tick the wire's thread also
+/// looks which peers need a sign of life.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// The state by which the threads agree which of them drives the wire.
 #[derive(Debug)]
 pub(super) struct Driver {
-    /// Ends a sleep in `poll` of the driver.
+    /// Wakes the driver from its sleep in `poll`.
     pub(super) wake_driver: Private<OwnedFd>,
     /// Ends a sleep of the wire's thread.
     pub(super) wake_thread: Private<OwnedFd>,
@@ -115,7 +116,7 @@ fn write(fd: &OwnedFd) {
 
 static ONE: u64 = 1;
 
-/// Sleeps until one of these descriptors is readable. Empties the second one.
+/// Sleeps until one of these descriptors is readable, or the time is up. Resets `wake`.
 pub(super) fn poll(worker: Option<&OwnedFd>, wake: &OwnedFd, timeout: Duration) {
     let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // The kernel passes over a descriptor below 0.

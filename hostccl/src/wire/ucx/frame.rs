@@ -3,7 +3,7 @@
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::wire::{Tag, Token};
+use crate::wire::{ADDRESS_BYTES, Tag, Token};
 
 /// The length of a header in bytes.
 pub(super) const HEADER: usize = 64;
@@ -136,7 +136,7 @@ pub(super) struct Greeting {
     /// The receiver's number for this connection, which is all zero in a first greeting. The field
     /// `proof` is all zero in a first greeting, too, and where the receiver is not known.
     pub(super) answers: [u8; 16],
-    /// The proof of [`proof`].
+    /// The proof that the sender knows the token, as [`Direction::proof`] makes it.
     pub(super) proof: [u8; 32],
 }
 
@@ -201,8 +201,6 @@ impl Direction<'_> {
 
 /// The first bytes of an address, which tell it from the address of a wire of another kind.
 const ADDRESS_MARK: [u8; 4] = *b"ucx\x01";
-/// The longest address of a wire in bytes.
-const ADDRESS_BYTES: usize = 16 << 10;
 
 /// Returns the address of a wire: a text that says where it is, and UCX's own address.
 pub(super) fn address(place: &str, worker: &[u8]) -> Result<Vec<u8>, String> {

@@ -35,7 +35,7 @@ impl Remote {
     }
 }
 
-/// Returns the loss of a peer whose reason is that UCX's worker was ended.
+/// Returns the loss of the peers that are lost because this process has ended UCX's worker.
 pub(super) fn worker_ended() -> Lost {
     let why = "UCX did not give a buffer back, so this process has ended its UCX worker: end all communicators of this process; the next communicator starts a new worker";
     Lost { ended: false, why: why.to_owned() }

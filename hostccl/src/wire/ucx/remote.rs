@@ -55,13 +55,14 @@ pub(super) struct Remote {
     pub(super) stage: Stage,
     /// The endpoint; NULL where there is none.
     pub(super) endpoint: *mut c_void,
-    /// The number that this wire made for the connection.
+    /// The nonce that this wire made for the connection.
     pub(super) nonce: [u8; 16],
-    /// The number that the peer made, once the peer has proven that it knows the token.
+    /// The nonce that the peer made, once the peer has proven that it knows the token.
     pub(super) their_nonce: Option<[u8; 16]>,
-    /// The peer's number to which this wire has sent a proof, and how many proofs it has sent.
+    /// The peer's nonce over which this wire has made its last proof, and how many proofs over this
+    /// nonce it has sent.
     pub(super) proved: ([u8; 16], usize),
-    /// The token by which this wire has proven itself the last time.
+    /// The token of the last proof that this wire has sent.
     pub(super) proved_by: Token,
     /// The token by which the peer has proven itself.
     pub(super) token: Option<Token>,
@@ -79,17 +80,18 @@ pub(super) struct Remote {
     pub(super) next_out: u64,
     /// The index of the next ordered message to take.
     pub(super) next_in: u64,
-    /// Ordered messages that came before their time, with their data.
+    /// Ordered messages that arrived before a message with a lower index, with their data.
     pub(super) early: BTreeMap<u64, (Header, Vec<u8>)>,
     /// The sends that wait for the connection.
     pub(super) backlog: VecDeque<u64>,
     /// The answers to messages of the peer that wait for the connection.
     pub(super) answers: VecDeque<Header>,
-    /// How much of the peer's window this wire has used.
+    /// How many bytes of the peer's window this wire has used.
     pub(super) used: usize,
-    /// How much of this wire's window the peer uses, as far as the peer knows.
+    /// How many bytes of this wire's window the peer uses, as far as the peer knows.
     pub(super) held: usize,
-    /// How much of what the peer sent was taken since the last credit.
+    /// The cost, in bytes, of the peer's short messages that receives have taken since the last
+    /// credit.
     pub(super) owed: usize,
     /// The messages that no receive has taken.
     pub(super) arrived: HashMap<Tag, VecDeque<Arrived>>,

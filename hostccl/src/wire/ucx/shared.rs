@@ -122,7 +122,7 @@ impl Shared {
         })
     }
 
-    /// Changes the wire's word, if there is a reason.
+    /// Changes the wire's word, if a request has ended, a notice has come or a peer was lost.
     pub(super) fn tell(&self, core: &mut Core) {
         if std::mem::take(&mut core.changed) {
             self.moved.change();

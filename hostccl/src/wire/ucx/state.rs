@@ -35,7 +35,7 @@ pub(super) struct Send {
     pub(super) from: *const u8,
     /// The length of the message in bytes.
     pub(super) bytes: usize,
-    /// How many bytes UCX has got. `None` until the receiver asks.
+    /// How many bytes were handed to UCX. `None` until the receiver asks.
     pub(super) gone: Option<usize>,
     /// The number of the receive at the peer.
     pub(super) receive: u64,
@@ -161,7 +161,8 @@ impl Core {
     }
 
     /// Sends a message that has at most [`EAGER_BYTES`] to a peer that is ready. The data are
-    /// copied. To a peer that is not ready only answers are sent, which have no data.
+    /// copied. While the two wires still greet each other, the header is kept and sent later. The
+    /// caller then passes only answers, which have no data.
     pub(super) fn say(&mut self, peer: u32, header: Header, data: &[u8]) {
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         if remote.stage == Stage::Greeting {

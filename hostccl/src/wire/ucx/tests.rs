@@ -88,7 +88,8 @@ fn how_fast() {
 #[test]
 fn a_peer_that_says_nothing_is_lost_in_time() {
     with_ucx(|_| {
-        let wires = [Ucx::new(Duration::from_millis(300), || ()).unwrap(), Ucx::new(LONG, || ()).unwrap()];
+        // On a busy machine, the first notice may take a second.
+        let wires = [Ucx::new(Duration::from_millis(1500), || ()).unwrap(), Ucx::new(LONG, || ()).unwrap()];
         let peers = [wires[0].meet(&wires[1].contact(), &[7; 16]), wires[1].meet(&wires[0].contact(), &[7; 16])];
         wires[1].notify(peers[1], 1, b"hello");
         let end = Instant::now() + LONG;
@@ -102,7 +103,7 @@ fn a_peer_that_says_nothing_is_lost_in_time() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let lost = wires[0].lost(peers[0]).unwrap();
-        assert!(!lost.ended && lost.why.contains("has been silent for 300 ms"), "{}", lost.why);
+        assert!(!lost.ended && lost.why.contains("has been silent for 1500 ms"), "{}", lost.why);
     });
 }
 

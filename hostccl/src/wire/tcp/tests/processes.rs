@@ -160,7 +160,7 @@ fn a_process_that_can_open_no_more_files_says_so_to_those_that_connect() {
     assert!(there.starts_with("this process accepts no connection: ") && there.contains("`ulimit -n`"), "{there}");
     until("the peer does not say why", || wire.trouble(peer).is_some());
     let here = wire.trouble(peer).unwrap();
-    assert!(here.contains("has as many files open as it may: raise `ulimit -n` there"), "{here}");
+    assert!(here.contains("has reached its limit of open files: raise `ulimit -n` there"), "{here}");
     // The connection is made once the peer can open a file.
     drop(child.stdin.take());
     assert_eq!((wait(&wire, &request), wire.trouble(peer)), (Ok(5), None));

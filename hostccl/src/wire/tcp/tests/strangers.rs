@@ -162,12 +162,13 @@ fn any_token_that_both_processes_know_connects_them() {
 fn frames_that_lie_end_their_connection_alone() {
     let wire = wire();
     let header = |kind, extra| Header { tag: tag(3), ..Header::plain(kind, extra) };
-    let lies: [(&str, Vec<u8>); 6] = [
+    let lies: [(&str, Vec<u8>); 7] = [
         ("unknown kind", vec![99; HEADER]),
         ("more than was used", header(Kind::Credit, 1 << 40).to_bytes().to_vec()),
         ("not asked for", header(Kind::Data, 5).to_bytes().to_vec()),
         ("no question", header(Kind::TooLong, 5).to_bytes().to_vec()),
         ("no question", header(Kind::Closed, 0).to_bytes().to_vec()),
+        ("no question", header(Kind::Open, 0).to_bytes().to_vec()),
         ("with 131329 bytes", Header { bytes: EAGER_BYTES + 1, ..header(Kind::Eager, 0) }.to_bytes().to_vec()),
     ];
     for (why, bytes) in lies {
