@@ -98,6 +98,8 @@ def main():
             raise SystemExit(f"rank {rank}: a loss is {worst:.1e} off that of one process")
         if rank == 0:
             print(f"check: one process gets the same losses up to {worst:.1e} relative", flush=True)
+    # Without this, a rank that ends first would be lost to the others.
+    world.finalize()
 
 
 if __name__ == "__main__":

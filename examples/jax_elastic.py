@@ -95,23 +95,27 @@ def main():
     options = arguments.parse_args()
     images, labels = digits()
     say(f"is process {os.getpid()}")
+    world = None
     try:
         world = devicemesh.World("cpu")
         mesh = devicemesh.init_device_mesh("cpu", (int(os.environ["DM_MESH_SIZE"]),), mesh_dim_names=("dp",), world=world)
     except devicemesh.InvalidStateError as error:
-        # Exit code 0: the launcher would take another one for a rank that fails.
+        if os.environ.get("DM_JOIN") != "running" and (world is None or world.ticket == 0):
+            raise  # This process does not come back to a running job.
+        # The exit code is 0, because the launcher would take any other code for a failed rank.
         sys.exit(say(f"comes too late: {error}"))
     state, has_state, must_share = Training(), not mesh.recovery.has_joined, mesh.recovery.has_joined
     while True:
-        is_in = mesh.recovery.new_coordinate is not None
+        is_in, lets_in = mesh.recovery.new_coordinate is not None, False
         try:
             if is_in:
                 if must_share:
                     state.share(mesh, has_state)
-                    has_state = True
+                    has_state, must_share = True, False
                 if train(mesh, world, state, options.epochs, images, labels):
                     world.finalize()
                     break
+                lets_in = True
         except LOST as error:
             say(f"notices: {str(error).splitlines()[0][:150]}")
         # The jitted collectives fail until JAX's error is taken.
@@ -120,6 +124,10 @@ def main():
             mesh = mesh.recover(replace=options.replace, has_state=has_state)
         except devicemesh.AbortedError:
             sys.exit(say("has waited until the job had ended"))
+        except devicemesh.InvalidStateError:
+            if not lets_in:
+                raise
+            continue  # The process that waited to join is lost by now.
         must_share, is_in = True, mesh.recovery.new_coordinate is not None
         has_state = has_state and is_in and not mesh.recovery.has_joined
         say(f"is in epoch {mesh.recovery.epoch} with {mesh.size('dp')} ranks")

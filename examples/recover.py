@@ -71,10 +71,13 @@ def train(mesh, world, state, steps):
 def main():
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 400
     say(f"is process {os.getpid()}")
+    world = None
     try:
         world = devicemesh.World("cpu")
         mesh = devicemesh.init_device_mesh("cpu", (int(os.environ["DM_MESH_SIZE"]),), mesh_dim_names=("dp",), world=world)
     except devicemesh.InvalidStateError as error:
+        if os.environ.get("DM_JOIN") != "running" and (world is None or world.ticket == 0):
+            raise  # This process does not come back to a running job.
         # The exit code is 0, because the launcher would take any other code for a failed rank.
         sys.exit(say(f"comes too late: {error}"))
     state, has_state = Training(), not mesh.recovery.has_joined

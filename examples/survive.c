@@ -5,11 +5,13 @@
  *
  * Kill some of its processes meanwhile (kill -9). The mesh is (dp, tp=2). A rank that is lost takes
  * its replica with it, so the job goes on with fewer replicas. */
+#define _DEFAULT_SOURCE /* for nanosleep */
 #include <devicemesh.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
+enum { MOST = 64 };
 static int32_t me;
 
 /* An error that this program does not survive. The message is for people. */
@@ -26,9 +28,9 @@ static dm_status train(const dm_mesh *mesh)
   dm_status status = dm_all_reduce(mesh, "dp", &me, &along_dp, 1, DM_INT32, DM_SUM, NULL);
   if (status == DM_STATUS_OK) status = dm_all_reduce(mesh, "tp", &along_dp, &sum, 1, DM_INT32, DM_SUM, NULL);
   if (status != DM_STATUS_OK) return status;
-  int32_t ranks[64];
+  int32_t ranks[MOST];
   size_t count = 0;
-  if (dm_ranks(mesh, ranks, 64, &count) != DM_STATUS_OK) give_up("dm_ranks");
+  if (dm_ranks(mesh, ranks, MOST, &count) != DM_STATUS_OK) give_up("dm_ranks");
   for (size_t i = 0; i < count; ++i) expected += ranks[i];
   if (sum != expected) give_up("a wrong sum");
   nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL); /* the rest of the work */
@@ -57,9 +59,9 @@ static dm_mesh *without_the_lost(dm_mesh *mesh)
     if (status == DM_STATUS_OK) break;
     if (status != DM_STATUS_PEER_LOST || tries == 5) give_up("dm_shrink");
   }
-  int32_t lost[64];
+  int32_t lost[MOST];
   size_t count = 0;
-  if (dm_lost_ranks(mesh, lost, 64, &count) != DM_STATUS_OK) give_up("dm_lost_ranks");
+  if (dm_lost_ranks(mesh, lost, MOST, &count) != DM_STATUS_OK) give_up("dm_lost_ranks");
   printf("rank %d goes on without", me);
   for (size_t i = 0; i < count; ++i) printf(" %d", lost[i]);
   printf("\n");
@@ -78,6 +80,10 @@ int main(int argc, char **argv)
   if (dm_world_init("cpu", NULL, &world) != DM_STATUS_OK) give_up("dm_world_init");
   if (dm_world_rank(world, &me) != DM_STATUS_OK || dm_world_size(world, &size) != DM_STATUS_OK) give_up("the world");
   options.world = world;
+  if (size % 2 != 0 || size > MOST) {
+    fprintf(stderr, "survive: start an even number of ranks, %d at most; these are %d\n", MOST, size);
+    return 1;
+  }
   const int32_t shape[] = {size / 2, 2};
   const char *names[] = {"dp", "tp"};
   if (dm_init("cpu", shape, 2, names, &options, &mesh) != DM_STATUS_OK) give_up("dm_init");

@@ -17,11 +17,12 @@
  *   root mesh     The mesh that dm_init, dm_deserialize, dm_from_comms, dm_shrink or dm_recover made,
  *                 with all its ranks. Every view belongs to one root mesh, which dm_root gives.
  *                 dm_finalize and dm_abort of any view end the whole root mesh.
- *   range         A view that dm_slice_range made, and the views of it. For the calls that make
- *                 something (dm_flatten, dm_unflatten, dm_reshape, dm_slice_range) and for
- *                 dm_shrink, the ranks of the range stand in place of those of the root mesh: the
- *                 call is collective over the ranks of the range alone. dm_submesh,
- *                 dm_submesh_count and dm_replica_groups count among these ranks, too.
+ *   range         A view that dm_slice_range made, and the views of it. Some calls make something
+ *                 (dm_flatten, dm_unflatten, dm_reshape, dm_slice_range). For these calls and for
+ *                 dm_shrink, dm_submesh, dm_submesh_count and dm_replica_groups, the range counts as
+ *                 the root mesh. It has all ranks of the root mesh whose index along the cut
+ *                 dimension is kept, also those of the parallel copies of a slice. The calls that
+ *                 are collective are so over the ranks of the range alone.
  *   ended         A mesh has ended after dm_abort, dm_finalize or dm_shrink of its root mesh, and
  *                 after dm_recover, dm_world_abort or dm_world_finalize in its world. Calls on any
  *                 of its views that make a view, use a communicator or wait for ranks then give
@@ -35,10 +36,12 @@
  *   refused       A call fails with DM_STATUS_INVALID_ARGUMENT, _NOT_FOUND, _UNSUPPORTED or
  *                 _INVALID_STATE before this rank waits for anybody. A rank whose call makes or
  *                 ends something, or is one of the control plane, then tells the other ranks: their
- *                 call fails at once with that status, and the message names the rank. A rank
- *                 cannot tell the others when the wrong argument is the one that names them: an
- *                 unknown dim of a call along a dimension, a wrong list of dm_shrink, or a wrong
- *                 struct_size of dm_init_options, because the world is not read then. A refused
+ *                 call fails at once with that status, and the message names the rank. The
+ *                 others are not told if the library cannot know who they are. That is so for an
+ *                 unknown dim of a call along a dimension, for a wrong list of dm_shrink, and for a
+ *                 wrong struct_size of dm_init_options, because the world is not read then. Two
+ *                 errors of dm_recover are not told either: that there is nothing to recover, and
+ *                 that another thread of this rank is inside dm_recover of this world. A refused
  *                 dm_all_reduce ... dm_recv is not told either, as in NCCL. Nothing was sent then,
  *                 so this rank may make the call again with right arguments. The other ranks wait
  *                 for it until the deadline of the mesh (on cuda until dm_abort).
@@ -151,7 +154,7 @@
 /**
  * How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without
  * that variable, the process joins the running job if the store's server knows that the earlier
- * process of its rank is lost. Otherwise it joins a new world.
+ * process of its rank is lost. Otherwise the process joins a new world.
  */
 #define DM_JOIN_AUTO 0
 
@@ -162,7 +165,7 @@
 
 /**
  * The process joins the running job in place of the process that had its rank before. Where no job
- * runs yet, it joins a new world.
+ * runs yet, the process joins a new world.
  */
 #define DM_JOIN_RUNNING 2
 
@@ -220,9 +223,9 @@
 
 /**
  * Recover flag: the mesh may get more indices of its outermost dimension, when new processes fill
- * them (dm_world_options.join). dm_recover_options.max_size bounds them. The outermost dimension
- * must be dim, because no rank has the state of new indices along another one, unless the flag
- * DM_RECOVER_ANY_STATE is given, too.
+ * them (dm_world_options.join). dm_recover_options.max_size bounds them. dim must be the outermost
+ * dimension. With DM_RECOVER_ANY_STATE dim may be another one. (New indices along another
+ * dimension have no replica that has their state.)
  */
 #define DM_RECOVER_GROW 4
 
@@ -347,8 +350,10 @@ typedef int32_t dm_log_level;
  * other number says that the service is broken: the call that needed the service fails at once
  * with DM_STATUS_STORE, and the message has the number. Keys and values belong to the library and
  * are valid during the call, so a function copies what it keeps. A function must return soon (get
- * by its timeout), because no deadline and no abort of the library ends it. A C++ exception may
- * not leave it. Initialise with DM_STORE_CALLBACKS_INIT.
+ * by its timeout), because no deadline and no abort of the library ends it. If dm_world_init fails
+ * or is aborted, it returns only after its last call of these functions. Until then dm_world_init
+ * tells the other ranks of the failure, which takes at most about ten seconds if the functions
+ * return soon. A C++ exception may not leave a function. Initialise with DM_STORE_CALLBACKS_INIT.
  */
 typedef struct dm_store_callbacks {
   /**
@@ -367,8 +372,8 @@ typedef struct dm_store_callbacks {
    * Waits for key, timeout_ms milliseconds at most; with 0 it looks once. When the key is there,
    * copies at most capacity bytes of its value to value, writes the length of the whole value to
    * len_out, and returns 0. The library calls again with a larger buffer where that length is
-   * more than capacity. When the key did not come in time, it returns DM_STORE_NOT_YET and
-   * writes nothing.
+   * more than capacity. When the key did not come in time, the function returns DM_STORE_NOT_YET
+   * and writes nothing.
    */
   int32_t (*get)(void *user_data, const char *key, void *value, size_t capacity, size_t *len_out, int64_t timeout_ms);
   /**
@@ -379,13 +384,14 @@ typedef struct dm_store_callbacks {
   /**
    * Called exactly once, when the world is gone: inside the dm_world_free that frees its last
    * handle, or on a thread of the library where a mesh was freed last. No other function is
-   * called any more by then. It is not called where dm_world_init failed. May be NULL.
+   * called any more by then. This function is not called where dm_world_init failed. May be
+   * NULL.
    */
   void (*drop)(void *user_data);
   /**
-   * Removes key; a key that is not there is no error. The library ignores the number that it
-   * returns. May be NULL: then everything that the library has stored stays in the caller's
-   * service, some kilobytes for each collective call.
+   * Removes key; a key that is not there is no error. The library ignores the number that the
+   * function returns. May be NULL: then everything that the library has stored stays in the
+   * caller's service, some kilobytes for each collective call.
    */
   int32_t (*remove)(void *user_data, const char *key);
   /**
@@ -564,9 +570,9 @@ typedef struct dm_dim_options {
    */
   uint32_t reserved;
   /**
-   * NULL or the caller's ncclConfig_t. The library copies it by its own size field, with its
-   * strings (netName, commName). A dimension with a config does not share its communicator. All
-   * fields but the names must be the same on every rank.
+   * NULL or the caller's ncclConfig_t. The library copies the config by the config's own size
+   * field, with its strings (netName, commName). A dimension with a config does not share its
+   * communicator. All fields but the names must be the same on every rank.
    */
   const void *nccl_config;
   /**
@@ -616,7 +622,7 @@ typedef struct dm_init_options {
   size_t num_dim_options;
   /**
    * How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
-   * as the world's. It does not bound work that a call on cuda has put on a stream: see
+   * as the world's. The timeout does not bound work that a call on cuda has put on a stream: see
    * dm_stream_wait and dm_abort.
    */
   int64_t timeout_ms;
@@ -678,7 +684,8 @@ typedef struct dm_placement {
    */
   int32_t order;
   /**
-   * Must be 0. An initialiser that ends before it, as in `{DM_SHARD, 0, 1}`, makes it 0.
+   * Must be 0. An initialiser that ends before this field, as in `{DM_SHARD, 0, 1}`, makes the
+   * field 0.
    */
   uint32_t reserved[5];
 } dm_placement;
@@ -1236,7 +1243,7 @@ const char *dm_status_name(dm_status status);
  * call has failed yet.
  *
  * Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not
- * clear it.
+ * clear the message.
  */
 const char *dm_last_error(void);
 
@@ -1264,7 +1271,7 @@ uint32_t dm_version(void);
 /* ---- the log ---- */
 
 /**
- * Sets what the library logs, and where. It replaces the level that the environment variable
+ * Sets what the library logs, and where. The level replaces the one that the environment variable
  * DM_LOG (error, warn, info or debug) has set. Without the call and the variable nothing is
  * logged.
  *
@@ -1675,10 +1682,11 @@ dm_status dm_slice(const struct dm_mesh *mesh,
  * DM_DIM_OWN_COMM. options NULL: the defaults; its dim_options has one element. The caller frees
  * the handle with dm_free.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (a dimension or another flattened dimension has the name),
- * DM_STATUS_INVALID_STATE (a CUDA graph is being captured), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
- * DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
- * DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT (a dimension has the name; dm_flatten or dm_reshape has given
+ * the name to other groups), DM_STATUS_INVALID_STATE (a CUDA graph is being captured),
+ * DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms
+ * without a world).
  */
 dm_status dm_flatten(const struct dm_mesh *mesh,
                      const char *name,
@@ -1719,8 +1727,9 @@ dm_status dm_unflatten(const struct dm_mesh *mesh,
  * ```
  *
  * Here the call checks that pp has the same stages as before, and etp shares the communicator of
- * tp. options NULL: the defaults; its dim_options has ndim elements, one per new dimension. The
- * caller frees the handle with dm_free.
+ * tp. From now on dm_flatten refuses edp, ep and etp as names for other groups. options NULL: the
+ * defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
+ * with dm_free.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (the shape; a repeated name; a name that means other groups,
  * and the message has both layouts), and those of dm_flatten.
@@ -1744,8 +1753,10 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
  * among the ranks that are left. Calls on the result that make something (dm_flatten ...) are
  * collective over these ranks. The other dimensions keep their communicators. dm_root gives the
  * root mesh that this view belongs to, with all its ranks; the result ends with that mesh. A range
- * of all indices is the view itself. options NULL: the defaults; its dim_options has one element,
- * for what is left of dim. The caller frees the handle with dm_free.
+ * of all indices is the view itself. The result knows those flattened dimensions of the root mesh
+ * whose groups the range leaves whole. In the range, a name that a call on the range has given to
+ * other groups means only these groups. options NULL: the defaults; its dim_options has one
+ * element, for what is left of dim. The caller frees the handle with dm_free.
  *
  * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
  * over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
@@ -2144,8 +2155,8 @@ dm_status dm_get_comm(const struct dm_mesh *mesh, const char *dim, ncclComm_t *c
  * communicators. When the process has several copies of NCCL, the function is of the right one.
  * The call also works on cpu, where no NCCL is linked.
  *
- * Local. Cast *proc_out to the function's type, for example decltype(&ncclAllReduce). It stays
- * valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
+ * Local. Cast *proc_out to the function's type, for example decltype(&ncclAllReduce). The address
+ * stays valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
  * version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT.
  */
@@ -2174,13 +2185,13 @@ dm_status dm_get_device_proc(const char *device_type, const char *symbol, void *
  * ```
  *
  * Local, for the whole process; call it before anything else of device type cuda or NULL. Without
- * it the library loads a shared NCCL, and a communicator of that copy crashes in the functions
- * that the program links. dm_world_options.ccl_library goes before the resolver, and the resolver
- * before DM_CCL_LIBRARY. This call and dm_get_proc call resolve, from any thread, until the
- * process ends. resolve NULL removes an earlier resolver. Not every rank needs one, but all ranks
- * need the same release of NCCL. docs/nccl.md lists the functions that must be there. Errors:
- * DM_STATUS_LIBRARY (a function is missing; it is named), DM_STATUS_INVALID_STATE (device type
- * cuda is in use already).
+ * this call the library loads a shared NCCL, and a communicator of that copy crashes in the
+ * functions that the program links. dm_world_options.ccl_library goes before the resolver, and the
+ * resolver before DM_CCL_LIBRARY. This call, dm_get_proc and dm_get_device_proc call resolve, from
+ * any thread, until the process ends. resolve NULL removes an earlier resolver. Not every rank
+ * needs one, but all ranks need the same release of NCCL. docs/nccl.md lists the functions that
+ * must be there. Errors: DM_STATUS_LIBRARY (a function is missing; it is named),
+ * DM_STATUS_INVALID_STATE (device type cuda is in use already).
  */
 dm_status dm_set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data);
 
@@ -2638,8 +2649,8 @@ void dm_buffers_free(struct dm_buffers *buffers);
 
 /**
  * Returns the asynchronous error of dim's communicator: DM_STATUS_OK while it works, while it is
- * being made, and before it is made (DM_INIT_LAZY). dim NULL stands for every communicator of the
- * mesh all of whose ranks are in the view: those of its dimensions, and flattened ones. The first
+ * being made, and before it is made (DM_INIT_LAZY). dim NULL: all communicators of the mesh that
+ * have no rank outside the view. These are those of its dimensions, and flattened ones. The first
  * error counts.
  *
  * Local: it makes no communicator, and waits for no rank and for no work. On cuda it waits for the
@@ -2812,8 +2823,9 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
  * CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
  * dm_world_abort), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
- * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as
- * rank 0's does, and then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank is lost; or the lost rank served the
+ * store, as rank 0 may do, and then no call succeeds any more), DM_STATUS_CCL,
+ * DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_shrink(const struct dm_mesh *mesh,
                     const char *dim,
@@ -2830,13 +2842,13 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  *
  * Collective over the ranks of the world that live, also those that are not in the mesh: spares,
  * and ranks whose replica was left out. Such a rank waits in the call until it gets a place. mesh
- * is the root mesh that the last dm_recover gave, or before the first one any root mesh, which
- * all ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The
- * call ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls
- * that are blocked in any of their views return. On the other ranks, calls that are blocked in
- * the store, in the host engine or in dm_stream_wait give DM_STATUS_PEER_LOST with this rank,
- * also where they wait for another rank, which hangs. Dimensions that were made (dm_flatten ...)
- * exist in the new mesh under their names, as long as their sizes still fit, and names of
+ * is the root mesh of the last dm_recover. Before the first dm_recover it may be any root mesh,
+ * but the same one on all ranks. All other root meshes of the world end, too: make them anew by
+ * dm_init. The call ends the meshes on this rank as dm_abort does, unless this rank refuses the
+ * call: calls that are blocked in any of their views return. On the other ranks, calls that are
+ * blocked in the store, in the host engine or in dm_stream_wait give DM_STATUS_PEER_LOST with this
+ * rank, also where they wait for another rank, which hangs. Dimensions that were made (dm_flatten
+ * ...) exist in the new mesh under their names, as long as their sizes still fit, and names of
  * dm_register lead to its views.
  *
  * A rank that holds a place and lives keeps it. A process that has come back as a lost rank (see
@@ -2894,8 +2906,8 @@ dm_status dm_get_recovery(const struct dm_mesh *mesh, struct dm_recovery *recove
 /* ---- meshes by name ---- */
 
 /**
- * Keeps a view under a name, for dm_lookup anywhere in this process. It replaces an earlier view
- * of that name. dm_unregister removes the view.
+ * Keeps a view under a name, for dm_lookup anywhere in this process. The view replaces an earlier
+ * one of that name. dm_unregister removes the view.
  *
  * Local. The handle may be freed: the registry keeps the view, and with it the view's world, until
  * dm_unregister. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is NULL or

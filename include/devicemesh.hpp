@@ -33,7 +33,7 @@
  *   numbers of the C header   Status, Op, Dtype, LogLevel, LogCallback
  *   errors                    Error, Result, and the two styles of errors (detail::Throws, Gives,
  *                             Calls)
- *   arguments                 Span, Text, Texts, DimOptions, Dim, Dims, Placement
+ *   arguments                 Int32, Span, Text, Texts, DimOptions, Dim, Dims, Placement
  *   the world                 Store, WorldOptions, WorldInfo, WorldRef, MeshRef, BasicWorld,
  *                             InitOptions
  *   collectives               DtypeOf; what the templates check of buffers, and groups
@@ -70,8 +70,8 @@
 #include <variant>
 #include <vector>
 
-/* DM_NO_EXCEPTIONS is the one macro of this header: the user's wish, or that the compiler has no
-   exceptions. */
+/* DM_NO_EXCEPTIONS is the only macro of this header. The user defines it, or this header does so
+   where the compiler has no exceptions. */
 #if !defined(DM_NO_EXCEPTIONS) && !defined(__cpp_exceptions)
 #define DM_NO_EXCEPTIONS
 #endif
@@ -503,6 +503,46 @@ template <class Style> struct Calls {
 
 // ---- arguments: what braces, strings and containers become ----
 
+/// A rank, an index or a number of steps, from any type of integers. A number that does not fit
+/// into std::int32_t gives Status::invalid_argument. It is not cut to its low bits, which would be
+/// another rank. An argument, not to be kept.
+class Int32 {
+public:
+  /// This number.
+  template <class Integer,
+            std::enable_if_t<std::is_convertible_v<Integer, std::int32_t> && !std::is_floating_point_v<Integer>, int> = 0>
+  constexpr Int32(const Integer &number) noexcept : number_(wide(number))
+  {
+  }
+
+  /// The number; the closest one where it does not fit.
+  [[nodiscard]] constexpr std::int32_t value() const noexcept
+  {
+    return static_cast<std::int32_t>(number_ < INT32_MIN ? INT32_MIN : number_ > INT32_MAX ? INT32_MAX : number_);
+  }
+  /// Whether it fits into std::int32_t.
+  [[nodiscard]] constexpr bool fits() const noexcept { return number_ >= INT32_MIN && number_ <= INT32_MAX; }
+  /// The error of a call that has this number as its argument of that name.
+  [[nodiscard]] std::string problem(const char *call, const char *name) const
+  {
+    return std::string(call) + ": " + name + " is " + std::to_string(number_) + ", which does not fit into std::int32_t";
+  }
+
+private:
+  template <class Integer> static constexpr std::int64_t wide(const Integer &number) noexcept
+  {
+    if constexpr (std::is_enum_v<Integer>) {
+      return wide(static_cast<std::underlying_type_t<Integer>>(number));
+    } else if constexpr (std::is_integral_v<Integer>) {
+      return number > 0 && static_cast<std::uint64_t>(number) > INT64_MAX ? INT64_MAX : static_cast<std::int64_t>(number);
+    } else {
+      return static_cast<std::int64_t>(number);
+    }
+  }
+
+  std::int64_t number_;
+};
+
 /// A view of contiguous elements, from any container with data() and size() (std::vector,
 /// std::array, std::span), an array, a pointer and a length, or braces. It is the same in every
 /// standard, so files of C++17 and C++20 go into one program. An argument, not to be kept.
@@ -526,15 +566,15 @@ public:
   /// {a, b, c}, where the elements are const. As an argument the list lives as long as the call.
   constexpr Span(std::initializer_list<value_type> values) noexcept : Span(values.begin(), values.size()) {}
 
-  /// The first element.
+  /// A pointer to the first element.
   [[nodiscard]] constexpr T *data() const noexcept { return data_; }
   /// The number of elements.
   [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
   /// Whether there are none.
   [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
-  /// The first element.
+  /// A pointer to the first element.
   [[nodiscard]] constexpr T *begin() const noexcept { return data_; }
-  /// Past the last element.
+  /// A pointer past the last element.
   [[nodiscard]] constexpr T *end() const noexcept { return data_ + size_; }
   /// An element; index is less than size().
   [[nodiscard]] constexpr T &operator[](std::size_t index) const { return data_[index]; }
@@ -547,8 +587,8 @@ private:
 /// A string for the library, which wants a NUL at its end: from a C string or std::string without
 /// a copy, from a std::string_view with one. nullptr is C's NULL. An argument, not to be kept.
 ///
-/// A NUL within the string becomes bytes that are not UTF-8, so the library refuses the whole
-/// instead of taking the part before it.
+/// A string with a NUL in it is passed as invalid UTF-8, so that the library refuses it. C would
+/// cut the string at the NUL.
 class Text {
 public:
   /// NULL.
@@ -568,9 +608,9 @@ public:
   Text(const Text &) = delete;
   Text &operator=(const Text &) = delete;
 
-  /// The C string, or NULL.
+  /// The C string. It is NULL where this was made of nullptr.
   [[nodiscard]] const char *c_str() const noexcept { return given_; }
-  /// A copy; of NULL the empty string.
+  /// A copy. NULL gives the empty string.
   [[nodiscard]] std::string string() const { return given_ != nullptr ? given_ : ""; }
 
 private:
@@ -629,7 +669,7 @@ private:
   std::vector<const char *> pointers_;
 };
 
-/// Wishes for one dimension's communicator: dm_dim_options.
+/// Options of one dimension's communicator: dm_dim_options.
 struct DimOptions {
   /// Never share this dimension's communicator with one over the same ranks (DM_DIM_OWN_COMM).
   bool own_comm = false;
@@ -651,13 +691,13 @@ struct DimOptions {
   }
 };
 
-/// One dimension of a mesh: its name, its size in ranks, and wishes for its communicator.
+/// One dimension of a mesh: its name, its size in ranks, and the options of its communicator.
 struct Dim {
   /// The dimension's name.
   std::string name;
-  /// How many ranks lie along it.
+  /// How many ranks lie along the dimension.
   std::int64_t size;
-  /// Wishes for its communicator.
+  /// The options of its communicator.
   DimOptions options;
 
   /// {"tp", 8}, or {"tp", 8, options}; the size is of any type of integers.
@@ -834,7 +874,7 @@ enum class JoinWay : std::uint32_t {
   running = DM_JOIN_RUNNING,
 };
 
-/// How to join a world: dm_world_options. What is not set is the default.
+/// How to join a world: dm_world_options. A field that is not set has its default.
 struct WorldOptions {
   /// An offline world (DM_WORLD_OFFLINE): layouts and plans of any rank of any world, on one
   /// machine, without rendezvous and communicators.
@@ -930,6 +970,21 @@ private:
 };
 
 namespace detail {
+
+// How many groups this thread has begun by group_start() outside of group(). Their operations run
+// at group_end().
+inline std::size_t &raw_groups() noexcept
+{
+  static thread_local std::size_t count = 0;
+  return count;
+}
+
+// An abort ends the groups that its thread has open, or on cuda all later operations of the thread.
+inline dm_status aborted(dm_status status) noexcept
+{
+  if (status == DM_STATUS_OK) raw_groups() = 0;
+  return status;
+}
 
 // A Store as dm_store_callbacks; user_data is a shared_ptr of its own.
 struct StoreBridge {
@@ -1103,10 +1158,11 @@ public:
 
   /// The bytes that world rank root gives, 8 MiB at most; data counts on the root only. Collective
   /// over the world. See dm_world_broadcast_bytes.
-  [[nodiscard]] Returns<std::string> broadcast_bytes(std::string_view data, std::int32_t root, std::chrono::milliseconds timeout = {}) const
+  [[nodiscard]] Returns<std::string> broadcast_bytes(std::string_view data, Int32 root, std::chrono::milliseconds timeout = {}) const
   {
+    if (!root.fits()) return Calls::template fail<std::string>(Status::invalid_argument, root.problem("broadcast_bytes", "root"));
     return Calls::bytes_of_root(
-        [&](dm_buffers **out) { return dm_world_broadcast_bytes(capi(), data.data(), data.size(), root, timeout.count(), out); });
+        [&](dm_buffers **out) { return dm_world_broadcast_bytes(capi(), data.data(), data.size(), root.value(), timeout.count(), out); });
   }
 
   /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world.
@@ -1127,11 +1183,11 @@ public:
   /// calls. Local, from any thread. See dm_world_abort.
   Returns<void> abort() const
   {
-    return Calls::done(dm_world_abort(capi()));
+    return Calls::done(detail::aborted(dm_world_abort(capi())));
   }
 
   /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_default_world_abort.
-  static Returns<void> abort_default() { return Calls::done(dm_default_world_abort()); }
+  static Returns<void> abort_default() { return Calls::done(detail::aborted(dm_default_world_abort())); }
 
   /// Ends the world in order, with all its meshes. Collective over the world. 0: the world's
   /// timeout. See dm_world_finalize.
@@ -1166,7 +1222,7 @@ public:
     return Calls::text([](char *text, std::size_t capacity, std::size_t *length) { return dm_metrics(text, capacity, length); });
   }
 
-  /// The C handle, borrowed; NULL of an empty one.
+  /// The C handle, borrowed. An empty world has none, which is NULL.
   [[nodiscard]] dm_world *capi() const noexcept { return world_.get(); }
   /// Gives the C handle away, to be freed with dm_world_free.
   [[nodiscard]] dm_world *release() noexcept { return world_.release(); }
@@ -1179,22 +1235,22 @@ private:
   std::unique_ptr<dm_world, Free> world_;
 };
 
-/// Wishes for a mesh: dm_init_options. What is not set is the default; those of single dimensions
-/// are in Dim.
+/// Options of a mesh: dm_init_options. A field that is not set has its default. The options of
+/// single dimensions are in Dim.
 struct InitOptions {
   /// Make a dimension's communicator at its first use (DM_INIT_LAZY).
   bool lazy = false;
   /// For from_comms: the library destroys the communicators with the mesh (DM_INIT_OWN_COMMS).
   bool own_comms = false;
-  /// The default: the process's default world of the device type, joined from the environment at
-  /// first use.
+  /// The world of the mesh. The default is the process's default world of the device type, which is
+  /// joined from the environment at first use.
   WorldRef world = {};
-  /// Empty: 0 to n - 1; else n distinct world ranks, row-major in the mesh's shape.
+  /// The n distinct world ranks of the mesh, row-major in its shape. Empty: 0 to n - 1.
   std::vector<std::int32_t> ranks = {};
   /// How long each collective call of the mesh may take. 0: as long as the world's.
   std::chrono::milliseconds timeout{0};
 
-  /// The struct of C, without wishes for single dimensions. It borrows from this object.
+  /// The struct of C, without options of single dimensions. It borrows from this object.
   [[nodiscard]] dm_init_options capi() const noexcept
   {
     dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -1209,10 +1265,10 @@ struct InitOptions {
 
 // ---- collectives: what they need to know of buffers ----
 
-/// The Dtype of a C++ type, in its member value. It is there for integers of 1, 4 and 8 bytes,
-/// std::byte, float and double, and for CUDA's __half and __nv_bfloat16 when their headers come
-/// before this one. For another type of the same size and meaning: template <> struct
-/// dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
+/// Its member value is the Dtype of a C++ type. This header has it for integers of 1, 4 and 8
+/// bytes, std::byte, float and double, and for CUDA's __half and __nv_bfloat16 when their headers
+/// come before this one. A program adds another type of the same size and meaning by template <>
+/// struct dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
 template <class T, class Enable = void> struct DtypeOf {};
 
 /// Integers of 1, 4 and 8 bytes.
@@ -1257,6 +1313,10 @@ template <class T> struct Identity {
   using type = T;
 };
 template <class T> using Same = typename Identity<T>::type;
+
+// Selects a template for arguments that become an Int32. Because the type is deduced, a literal 0
+// is taken as a rank, and not as the stream of another overload.
+template <class Rank> using IfInt32 = std::enable_if_t<std::is_convertible_v<Rank, Int32>, int>;
 
 template <class T, class = void> struct HasDtype : std::false_type {};
 template <class T> struct HasDtype<T, std::void_t<decltype(DtypeOf<T>::value)>> : std::true_type {};
@@ -1349,6 +1409,9 @@ public:
     return open;
   }
 
+  // Whether an operation of this thread runs later, at the end of a group.
+  static bool is_open() noexcept { return innermost() != nullptr || raw_groups() > 0; }
+
   Collected() = default;
   Collected(const Collected &) = delete;
   Collected &operator=(const Collected &) = delete;
@@ -1359,7 +1422,8 @@ public:
     dm_free(own_);
   }
 
-  // Begins it, in the library too, for calls through raw communicators that belong to the group.
+  // Begins the group here and in the library. The library's group takes the calls that the program
+  // makes on raw communicators.
   dm_status begin(const dm_mesh *mesh) noexcept
   {
     // A handle of its own, so that the group can be ended when the callback has freed the mesh.
@@ -1491,11 +1555,11 @@ private:
 struct LocalShard {
   /// The size of the block along each dimension of the tensor.
   std::vector<std::size_t> shape;
-  /// Where it begins along each.
+  /// Where the block begins along each dimension of the tensor.
   std::vector<std::size_t> offset;
 };
 
-/// How a job recovers from lost ranks: dm_recover_options. What is not set is the default.
+/// How a job recovers from lost ranks: dm_recover_options. A field that is not set has its default.
 struct RecoverOptions {
   /// The dimension of replicas; empty: the outermost one. An index of it that cannot be filled is
   /// left out with all its ranks.
@@ -1618,7 +1682,7 @@ public:
     return view([&](dm_mesh **mesh) { return dm_clone(capi(), mesh); });
   }
 
-  /// The C handle, borrowed, for what is only in C; NULL of an empty mesh.
+  /// The C handle, borrowed, for calls of the C functions. An empty mesh has none, which is NULL.
   [[nodiscard]] dm_mesh *capi() const noexcept { return mesh_.get(); }
   /// Gives the C handle away, to be freed with dm_free.
   [[nodiscard]] dm_mesh *release() noexcept { return mesh_.release(); }
@@ -1672,12 +1736,15 @@ public:
 
   /// The view that keeps only len indices of dim: start, start + step ... Collective over the root
   /// mesh. See dm_slice_range.
-  [[nodiscard]] Returns<BasicMesh> slice_range(const Text &dim, std::int32_t start, std::int32_t len, std::int32_t step = 1,
+  [[nodiscard]] Returns<BasicMesh> slice_range(const Text &dim, Int32 start, Int32 len, Int32 step = 1,
                                                 const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
+    if (!start.fits()) return invalid<BasicMesh>(start.problem("slice_range", "start"));
+    if (!len.fits()) return invalid<BasicMesh>(len.problem("slice_range", "len"));
+    if (!step.fits()) return invalid<BasicMesh>(step.problem("slice_range", "step"));
     const dm_dim_options left = options.capi();
     const dm_call_options wishes = detail::call_options(timeout, &left, 1);
-    return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start, len, step, &wishes, mesh); });
+    return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start.value(), len.value(), step.value(), &wishes, mesh); });
   }
 
   /// Views of one root mesh side by side, concatenate({a, b}): a view with the dimensions of all
@@ -1714,10 +1781,11 @@ public:
     return Calls::give(status, count);
   }
 
-  /// One of these copies, by index. Local. See dm_submesh.
-  [[nodiscard]] Returns<BasicMesh> submesh(const Texts &dims, std::int32_t index) const
+  /// One of the parallel copies of these dimensions, by its index. Local. See dm_submesh.
+  [[nodiscard]] Returns<BasicMesh> submesh(const Texts &dims, Int32 index) const
   {
-    return view([&](dm_mesh **mesh) { return dm_submesh(capi(), dims.data(), dims.size(), index, mesh); });
+    if (!index.fits()) return invalid<BasicMesh>(index.problem("submesh", "index"));
+    return view([&](dm_mesh **mesh) { return dm_submesh(capi(), dims.data(), dims.size(), index.value(), mesh); });
   }
 
   // ---- questions ----
@@ -1760,8 +1828,8 @@ public:
         [&](std::int32_t *sizes, std::size_t capacity, std::size_t *length) { return dm_shape(capi(), sizes, capacity, length); });
   }
 
-  /// The size of a dimension in ranks; of nullptr the number of ranks of the view. Local. See
-  /// dm_size.
+  /// The size of a dimension in ranks. With nullptr it is the number of ranks of the view. Local.
+  /// See dm_size.
   [[nodiscard]] Returns<std::int32_t> size(const Text &dim = {}) const
   {
     std::int32_t size = 0;
@@ -1812,10 +1880,11 @@ public:
 
   /// The coordinate of a world rank that is in the view, one number per dimension. Local. See
   /// dm_coordinate_of.
-  [[nodiscard]] Returns<std::vector<std::int32_t>> coordinate_of(std::int32_t world_rank) const
+  [[nodiscard]] Returns<std::vector<std::int32_t>> coordinate_of(Int32 world_rank) const
   {
+    if (!world_rank.fits()) return invalid<std::vector<std::int32_t>>(world_rank.problem("coordinate_of", "world_rank"));
     return Calls::template list<std::int32_t>([&](std::int32_t *coordinate, std::size_t capacity, std::size_t *length) {
-      return dm_coordinate_of(capi(), world_rank, coordinate, capacity, length);
+      return dm_coordinate_of(capi(), world_rank.value(), coordinate, capacity, length);
     });
   }
 
@@ -1885,39 +1954,43 @@ public:
 
   /// The world rank of the rank that is dim_rank along dim, in this rank's group. Local. See
   /// dm_translate_rank.
-  [[nodiscard]] Returns<std::int32_t> translate_rank(const Text &dim, std::int32_t dim_rank) const
+  [[nodiscard]] Returns<std::int32_t> translate_rank(const Text &dim, Int32 dim_rank) const
   {
+    if (!dim_rank.fits()) return invalid<std::int32_t>(dim_rank.problem("translate_rank", "dim_rank"));
     std::int32_t rank = 0;
-    const dm_status status = dm_translate_rank(capi(), dim.c_str(), dim_rank, &rank);
+    const dm_status status = dm_translate_rank(capi(), dim.c_str(), dim_rank.value(), &rank);
     return Calls::give(status, rank);
   }
 
   /// The rank along dim of a world rank in this rank's group, for send(), recv() and roots. Local.
   /// See dm_translate_world_rank.
-  [[nodiscard]] Returns<std::int32_t> translate_world_rank(const Text &dim, std::int32_t world_rank) const
+  [[nodiscard]] Returns<std::int32_t> translate_world_rank(const Text &dim, Int32 world_rank) const
   {
+    if (!world_rank.fits()) return invalid<std::int32_t>(world_rank.problem("translate_world_rank", "world_rank"));
     std::int32_t rank = 0;
-    const dm_status status = dm_translate_world_rank(capi(), dim.c_str(), world_rank, &rank);
+    const dm_status status = dm_translate_world_rank(capi(), dim.c_str(), world_rank.value(), &rank);
     return Calls::give(status, rank);
   }
 
   /// The rank along dim that lies offset steps from this rank, for send() and recv(); no value
   /// past the edge, unless wrap is true. Local. See dm_neighbor.
-  [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, std::int32_t offset, bool wrap = false) const
+  [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, Int32 offset, bool wrap = false) const
   {
+    if (!offset.fits()) return invalid<std::optional<std::int32_t>>(offset.problem("neighbor", "offset"));
     std::int32_t rank = DM_RANK_NONE;
-    const dm_status status = dm_neighbor(capi(), dim.c_str(), offset, wrap, &rank);
+    const dm_status status = dm_neighbor(capi(), dim.c_str(), offset.value(), wrap, &rank);
     return Calls::give(status, rank == DM_RANK_NONE ? std::optional<std::int32_t>() : std::optional<std::int32_t>(rank));
   }
 
   /// The block of a tensor that a rank holds (-1: this one), with a placement per mesh dimension:
   /// local_shard({dm::shard(0), dm::replicate()}, {16, 32}). Local. See dm_local_shard.
   [[nodiscard]] Returns<LocalShard> local_shard(Span<const Placement> placements, Span<const std::size_t> tensor_shape,
-                                                std::int32_t world_rank = -1) const
+                                                Int32 world_rank = -1) const
   {
+    if (!world_rank.fits()) return invalid<LocalShard>(world_rank.problem("local_shard", "world_rank"));
     LocalShard block{std::vector<std::size_t>(tensor_shape.size()), std::vector<std::size_t>(tensor_shape.size())};
     const dm_status status = dm_local_shard(capi(), placements.data(), placements.size(), tensor_shape.data(),
-                                            tensor_shape.size(), world_rank, block.shape.data(), block.offset.data());
+                                            tensor_shape.size(), world_rank.value(), block.shape.data(), block.offset.data());
     return Calls::give(status, std::move(block));
   }
 
@@ -1984,16 +2057,18 @@ public:
 
   /// The bytes that the rank root along dim gives, 8 MiB at most; data counts on the root only.
   /// Collective over this rank's group along dim. See dm_broadcast_bytes.
-  [[nodiscard]] Returns<std::string> broadcast_bytes(const Text &dim, std::string_view data, std::int32_t root,
+  [[nodiscard]] Returns<std::string> broadcast_bytes(const Text &dim, std::string_view data, Int32 root,
                                                      std::chrono::milliseconds timeout = {}) const
   {
-    return Calls::bytes_of_root(
-        [&](dm_buffers **out) { return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root, timeout.count(), out); });
+    if (!root.fits()) return invalid<std::string>(root.problem("broadcast_bytes", "root"));
+    return Calls::bytes_of_root([&](dm_buffers **out) {
+      return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root.value(), timeout.count(), out);
+    });
   }
 
   /// Ends the root mesh on this rank, without waiting for other ranks, and wakes every call that is
   /// blocked in it. Local, from any thread. See dm_abort.
-  Returns<void> abort() const { return Calls::done(dm_abort(capi())); }
+  Returns<void> abort() const { return Calls::done(detail::aborted(dm_abort(capi()))); }
 
   /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over
   /// it. timeout 0: the mesh's. See dm_finalize.
@@ -2016,18 +2091,23 @@ public:
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim) const { return shrink(dim, std::chrono::milliseconds()); }
 
   /// Shrinks within that time: mesh.shrink("dp", 30s).
-  template <class Rep, class Period>
+  template <class Rep, class Period,
+            std::enable_if_t<std::is_convertible_v<std::chrono::duration<Rep, Period>, std::chrono::milliseconds>, int> = 0>
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, std::chrono::duration<Rep, Period> timeout) const
   {
-    return shrink(dim, nullptr, 0, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
+    return shrink(dim, Span<const std::int32_t>(), timeout);
   }
 
   /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on
-  /// all ranks that are left. When it is empty, they agree on who is lost.
-  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks,
-                                          std::chrono::milliseconds timeout = {}) const
+  /// all ranks that are left. When it is empty, they agree on who is lost. dim_options is empty for
+  /// the inherited options, or has one element for each dimension of the mesh.
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {},
+                                          Span<const DimOptions> dim_options = {}) const
   {
-    return shrink(dim, lost_ranks.data(), lost_ranks.size(), timeout);
+    std::vector<dm_dim_options> dims;
+    for (const DimOptions &one : dim_options) dims.push_back(one.capi());
+    const dm_call_options wishes = detail::call_options(timeout, dims.empty() ? nullptr : dims.data(), dims.size());
+    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks.data(), lost_ranks.size(), &wishes, mesh); });
   }
 
   /// The mesh with which the job goes on after ranks were lost: in its full shape where spares take
@@ -2084,12 +2164,14 @@ public:
 
   // ---- collectives ----
   //
-  // Each comes in two forms: over containers, arrays and spans, whose sizes are checked on this
-  // rank before anything is sent (Status::invalid_argument), and over pointers with a count. Memory
-  // of the device on cuda, of the host on cpu. The type of the elements gives the Dtype (DtypeOf).
-  // stream is a cudaStream_t on cuda, where the call returns when the work is enqueued; nullptr on
-  // cpu. Collective over this rank's group along dim. A type that is known only at run time: the C
-  // functions, on capi().
+  // Each collective comes in two forms: over containers, arrays and spans, whose sizes are checked
+  // on this rank before anything is sent (Status::invalid_argument), and over pointers with a
+  // count. all_to_allv, all_gatherv and reduce_scatterv have only the first form: make a span of a
+  // pointer by Span(pointer, size). The buffers lie in device memory on cuda, and in host memory on
+  // cpu. The type of the elements gives the Dtype (DtypeOf). stream is a cudaStream_t on cuda,
+  // where the call returns when the work is enqueued; on cpu it is nullptr. Each call is collective
+  // over this rank's group along dim. When the element type is known only at run time, call the C
+  // functions with capi().
 
   /// Reduces over all ranks of dim; recv has as many elements as send, and may be the same. See
   /// dm_all_reduce.
@@ -2124,7 +2206,7 @@ public:
   /// Reduces over all ranks of dim to its rank root; recv is looked at there only, and has as many
   /// elements as send. See dm_reduce.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
-  Returns<void> reduce(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, Op op = Op::sum, void *stream = nullptr) const
+  Returns<void> reduce(const Text &dim, Send &&send, Recv &&recv, Int32 root, Op op = Op::sum, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
     if (gone<Send>()) return temporary("reduce");
@@ -2132,25 +2214,27 @@ public:
     const R to(recv);
     std::int32_t rank = 0;
     if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return refused(Error::last(status));
-    if (rank == root && to.size() != from.size()) return sizes("reduce", "recv", to.size(), from.size());
+    if (rank == root.value() && to.size() != from.size()) return sizes("reduce", "recv", to.size(), from.size());
     return reduce(dim, from.data(), to.data(), from.size(), root, op, stream);
   }
   /// Reduces count elements at send into the root's recv, which may be nullptr on the other ranks.
   template <class T>
-  Returns<void> reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, std::int32_t root, Op op = Op::sum,
+  Returns<void> reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, Int32 root, Op op = Op::sum,
                        void *stream = nullptr) const
   {
-    const bool is_root = place(dim).rank == static_cast<std::size_t>(root);
+    if (!root.fits()) return refused(root.problem("reduce", "root"));
+    const std::int32_t member = root.value();
+    const bool is_root = place(dim).rank == static_cast<std::size_t>(member);
     const std::size_t received = is_root ? bytes<T>(count) : 0;
-    return operate(dim, {"reduce", send, recv, bytes<T>(count), received, 0, "root", root, static_cast<dm_op>(op), stream},
+    return operate(dim, {"reduce", send, recv, bytes<T>(count), received, 0, "root", member, static_cast<dm_op>(op), stream},
                    [=](const dm_mesh *mesh, const char *name) {
-                     return dm_reduce(mesh, name, send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), root, stream);
+                     return dm_reduce(mesh, name, send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), member, stream);
                    });
   }
 
   /// Copies buffer from the rank root of dim to all its ranks, in place. See dm_broadcast.
   template <class Buffer, class R = detail::Received<Buffer>>
-  Returns<void> broadcast(const Text &dim, Buffer &&buffer, std::int32_t root, void *stream = nullptr) const
+  Returns<void> broadcast(const Text &dim, Buffer &&buffer, Int32 root, void *stream = nullptr) const
   {
     detail::check_received<Buffer>();
     return broadcast(dim, buffer, buffer, root, stream);
@@ -2158,7 +2242,7 @@ public:
   /// Broadcasts the root's send to every rank's recv. send is used on the root only, where both
   /// have one size.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
-  Returns<void> broadcast(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, void *stream = nullptr) const
+  Returns<void> broadcast(const Text &dim, Send &&send, Recv &&recv, Int32 root, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
     if (gone<Send>()) return temporary("broadcast");
@@ -2166,18 +2250,21 @@ public:
     const R to(recv);
     std::int32_t rank = 0;
     if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return refused(Error::last(status));
-    if (rank == root && to.size() != from.size()) return sizes("broadcast", "recv", to.size(), from.size());
+    if (rank == root.value() && to.size() != from.size()) return sizes("broadcast", "recv", to.size(), from.size());
     return broadcast(dim, from.data(), to.data(), to.size(), root, stream);
   }
   /// Broadcasts count elements at the root's send, which may be nullptr on the other ranks.
-  template <class T>
-  Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, std::int32_t root,
+  template <class T, class Rank, detail::IfInt32<Rank> = 0>
+  Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, const Rank &root,
                           void *stream = nullptr) const
   {
-    const bool is_root = place(dim).rank == static_cast<std::size_t>(root);
-    return operate(dim, {"broadcast", send, recv, is_root ? bytes<T>(count) : 0, bytes<T>(count), 0, "root", root, DM_SUM, stream},
+    const Int32 number = root;
+    if (!number.fits()) return refused(number.problem("broadcast", "root"));
+    const std::int32_t member = number.value();
+    const bool is_root = place(dim).rank == static_cast<std::size_t>(member);
+    return operate(dim, {"broadcast", send, recv, is_root ? bytes<T>(count) : 0, bytes<T>(count), 0, "root", member, DM_SUM, stream},
                    [=](const dm_mesh *mesh, const char *name) {
-                     return dm_broadcast(mesh, name, send, recv, count, detail::dtype<T>(), root, stream);
+                     return dm_broadcast(mesh, name, send, recv, count, detail::dtype<T>(), member, stream);
                    });
   }
 
@@ -2336,7 +2423,7 @@ public:
 
   /// Sends a buffer to the rank peer of dim, which receives it with recv(). See dm_send.
   template <class Buffer, class S = detail::Sent<Buffer>>
-  Returns<void> send(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
+  Returns<void> send(const Text &dim, Buffer &&buffer, Int32 peer, void *stream = nullptr) const
   {
     static_assert(!std::is_void_v<detail::ElementOf<Buffer>>,
                   "std::vector<bool> holds bits, not elements in memory: use std::vector<std::uint8_t>");
@@ -2345,48 +2432,65 @@ public:
     return send(dim, from.data(), from.size(), peer, stream);
   }
   /// Sends count elements.
-  template <class T>
-  Returns<void> send(const Text &dim, const T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
+  template <class T, class Rank, detail::IfInt32<Rank> = 0>
+  Returns<void> send(const Text &dim, const T *buffer, std::size_t count, const Rank &peer, void *stream = nullptr) const
   {
-    return operate(dim, {"send", buffer, nullptr, bytes<T>(count), 0, 0, "peer", peer, DM_SUM, stream},
+    const Int32 number = peer;
+    if (!number.fits()) return refused(number.problem("send", "peer"));
+    const std::int32_t member = number.value();
+    return operate(dim, {"send", buffer, nullptr, bytes<T>(count), 0, 0, "peer", member, DM_SUM, stream},
                    [=](const dm_mesh *mesh, const char *name) {
-                     return dm_send(mesh, name, buffer, count, detail::dtype<T>(), peer, stream);
+                     return dm_send(mesh, name, buffer, count, detail::dtype<T>(), member, stream);
                    });
   }
 
   /// Receives a buffer from the rank peer of dim, which sends as many elements with send(). See
   /// dm_recv.
   template <class Buffer, class R = detail::Received<Buffer>>
-  Returns<void> recv(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
+  Returns<void> recv(const Text &dim, Buffer &&buffer, Int32 peer, void *stream = nullptr) const
   {
     detail::check_received<Buffer>();
     const R to(buffer);
     return recv(dim, to.data(), to.size(), peer, stream);
   }
   /// Receives count elements.
-  template <class T> Returns<void> recv(const Text &dim, T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
+  template <class T, class Rank, detail::IfInt32<Rank> = 0>
+  Returns<void> recv(const Text &dim, T *buffer, std::size_t count, const Rank &peer, void *stream = nullptr) const
   {
-    return operate(dim, {"recv", nullptr, buffer, 0, bytes<T>(count), 0, "peer", peer, DM_SUM, stream},
+    const Int32 number = peer;
+    if (!number.fits()) return refused(number.problem("recv", "peer"));
+    const std::int32_t member = number.value();
+    return operate(dim, {"recv", nullptr, buffer, 0, bytes<T>(count), 0, "peer", member, DM_SUM, stream},
                    [=](const dm_mesh *mesh, const char *name) {
-                     return dm_recv(mesh, name, buffer, count, detail::dtype<T>(), peer, stream);
+                     return dm_recv(mesh, name, buffer, count, detail::dtype<T>(), member, stream);
                    });
   }
 
-  /// Begins a group: this thread's operations up to group_end() run together. Local. See
+  /// Begins a group: this thread's operations up to group_end() run together, so their buffers must
+  /// live until then. Local. End the group by group_end() and not by dm_group_end. See
   /// dm_group_start; group() is safer, as it ends by itself and runs whole or not at all.
   Returns<void> group_start() const
   {
     const dm_status status = dm_group_start(capi());
-    if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr && status == DM_STATUS_OK) group->started();
+    if (status == DM_STATUS_OK) {
+      if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr) group->started();
+      else ++detail::raw_groups();
+    }
     return Calls::done(status);
   }
 
   /// Ends the group and runs its operations. See dm_group_end.
   Returns<void> group_end() const
   {
-    if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr && !group->ended())
+    detail::Collected *const group = detail::Collected::innermost();
+    if (group != nullptr && !group->ended())
       return refused(Error(Status::invalid_state, "group_end: this ends the group of group(), which ends by itself"));
-    return Calls::done(dm_group_end(capi()));
+    const dm_status status = dm_group_end(capi());
+    // A C function can have ended the groups of this thread. The library then says that none was
+    // begun.
+    std::size_t &raw = detail::raw_groups();
+    if (group == nullptr && raw > 0) raw = status == DM_STATUS_INVALID_STATE ? 0 : raw - 1;
+    return Calls::done(status);
   }
 
   /// Calls operations(), which gives nothing or a Result<void>, and runs the operations that it
@@ -2412,12 +2516,6 @@ public:
   }
 
 private:
-  Returns<BasicMesh> shrink(const Text &dim, const std::int32_t *lost_ranks, std::size_t num_lost, std::chrono::milliseconds timeout) const
-  {
-    const dm_call_options wishes = detail::call_options(timeout);
-    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks, num_lost, &wishes, mesh); });
-  }
-
   template <class Function> static Function function(void *address)
   {
     static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>,
@@ -2460,7 +2558,7 @@ private:
   // A temporary as what is sent: in a group its elements have gone before they are sent.
   template <class Buffer> static constexpr bool gone() noexcept
   {
-    if constexpr (detail::is_temporary<Buffer>) return detail::Collected::innermost() != nullptr;
+    if constexpr (detail::is_temporary<Buffer>) return detail::Collected::is_open();
     return false;
   }
   static Returns<void> temporary(const char *call)
@@ -2775,7 +2873,7 @@ public:
     return Calls::give(status, std::move(copy));
   }
 
-  /// The C handle, borrowed; NULL of an empty one.
+  /// The C handle, borrowed. An empty queue has none, which is NULL.
   [[nodiscard]] dm_events *capi() const noexcept { return events_.get(); }
   /// Gives the C handle away, to be freed with dm_events_free.
   [[nodiscard]] dm_events *release() noexcept { return events_.release(); }

@@ -259,7 +259,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 /* Frees comm and ends its calls on every rank. Blocked calls of this process return
  * ncclInternalError, and blocked calls of the peers return ncclRemoteError. Any thread may call
- * it. Local. */
+ * it. Local. Where comm is being made and is not connected yet to the process that made the unique
+ * id, it waits until that process knows of the abort, for half a second at most. */
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 /* Writes the state of comm: ncclSuccess, ncclInProgress, or the error that ended it. Any thread
  * may call it. Local. */

@@ -99,6 +99,8 @@ mod rank_list;
 mod recorder;
 pub mod rendezvous;
 pub mod sharding;
+#[cfg(test)]
+mod starved;
 mod sync;
 pub mod topology;
 pub mod wait;

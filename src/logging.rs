@@ -39,8 +39,9 @@ static IS_INSTALLED: OnceCell<bool> = OnceCell::new();
 static SETTING: Mutex<()> = Mutex::new(());
 
 /// Writes the library's records to stderr as `DM_LOG` says (`error`, `warn`, `info` or `debug`),
-/// unless this process has a logger of the crate `log` already. Returns whether it does. The C ABI
-/// calls this by itself; a Rust program that wants `DM_LOG` calls it once at its start.
+/// unless this process has a logger of the crate `log` already. Returns `false` where the process
+/// has such a logger. The C ABI calls this function by itself. A Rust program that wants `DM_LOG`
+/// calls this function once at its start.
 ///
 /// Another logger cannot be installed afterwards: `log::set_logger` works once in a process.
 pub fn init_from_environment() -> bool {

@@ -48,7 +48,9 @@ const (
 )
 
 // Element is a type that collectives can reduce and copy. int and uint are 64-bit integers.
-// Float8E4M3 and Float8E5M2 are among the types made of uint8, and travel as what they are.
+// Float8E4M3 and Float8E5M2 are among the types made of uint8, and travel as what they are. A type
+// that a program makes of them (type W Float8E4M3) does not: Go makes it of uint8, so its elements
+// are reduced as integers. Convert such a slice, or pass a Buffer with the DType.
 type Element interface {
 	~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~int | ~uint | ~float32 | ~float64 | Float16 | BFloat16
 }

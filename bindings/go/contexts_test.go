@@ -5,9 +5,11 @@ package devicemesh
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -105,6 +107,26 @@ func TestContextsThatAreDone(t *testing.T) {
 	must(t, mesh.Check("tp"))
 	must(t, AllReduce(background, mesh, "tp", value, value, Sum))
 	equal(t, "the sum", value, []int{n})
+}
+
+func TestACallIsEndedUntilItReturns(t *testing.T) {
+	var ends atomic.Int32
+	ctx, cancel := context.WithCancel(background)
+	limit := time.Now().Add(20 * time.Second)
+	// The first ends come too early to end anything.
+	must(t, until(ctx, func() { ends.Add(1) }, func() error {
+		cancel()
+		for ends.Load() < 3 {
+			if time.Now().After(limit) {
+				return fmt.Errorf("the call was ended %d times", ends.Load())
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	}))
+	before := ends.Load()
+	time.Sleep(4 * endEvery)
+	equal(t, "ends after the call", []int32{ends.Load()}, []int32{before})
 }
 
 func TestClosingDuringACall(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 )
 
 // The calls here go through the store, so they work on every device type, use no communicator, and
-// cost some round trips: what seeds, IPC handles, names of files and configuration travel by. They
+// cost some round trips. They are for seeds, IPC handles, names of files and configuration. They
 // count as calls that make something: make those of one world in one order on every rank.
 
 // Barrier returns when every rank of this rank's group along a dimension has called it. Collective

@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -178,9 +178,14 @@ func causeOf(ctx context.Context) error {
 	return fmt.Errorf("%w (%w)", cause, ctx.Err())
 }
 
+// The pause between two calls of end in until.
+const endEvery = 5 * time.Millisecond
+
 // until makes a call that may wait for other ranks. When ctx is done meanwhile, until calls end,
-// which makes the call return. When ctx is done before, until makes no call and returns an error.
-// end is never called after the call has returned, and until returns only when end has.
+// which makes the call return. It calls end again and again until the call has returned, because an
+// end that comes before the library has begun a join ends nothing. When ctx is done before, until
+// makes no call and returns an error. end is never called after the call has returned, and until
+// returns only when end has.
 func until(ctx context.Context, end func(), call func() error) error {
 	if err := wrong(ctx); err != nil {
 		return err
@@ -191,20 +196,32 @@ func until(ctx context.Context, end func(), call func() error) error {
 	if ctx.Done() == nil {
 		return call()
 	}
-	var first atomic.Bool
-	ended := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(ended)
-		if first.CompareAndSwap(false, true) {
+	var ending sync.Mutex // Held while end runs.
+	isOver, returned := false, make(chan struct{})
+	endOnce := func() bool {
+		ending.Lock()
+		defer ending.Unlock()
+		if !isOver {
 			end()
+		}
+		return !isOver
+	}
+	stop := context.AfterFunc(ctx, func() {
+		for endOnce() {
+			select {
+			case <-returned:
+				return
+			case <-time.After(endEvery):
+			}
 		}
 	})
 	err := func() error {
 		defer func() {
 			stop()
-			if !first.CompareAndSwap(false, true) {
-				<-ended
-			}
+			close(returned)
+			ending.Lock()
+			isOver = true
+			ending.Unlock()
 		}()
 		return call()
 	}()

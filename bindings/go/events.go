@@ -68,26 +68,54 @@ type EventOptions struct {
 // The handler of SetEventHandler.
 var chosenHandler atomic.Pointer[func(*Event)]
 
+// The thread to which the goroutine of the running handler is locked. 0: no handler runs.
+var handlerThread atomic.Int64
+
+// The calls that a running handler has the library's thread make.
+var handlerCalls = make(chan func())
+
 // SetEventHandler makes the library call handler for each event of this process, in place of an
 // earlier handler. A nil handler removes the earlier one. nil options are the defaults.
 //
-// One event comes at a time, on a goroutine of its own. The handler may call Abort and the local
-// functions of this package, but no collective ones. The handler should return soon, because
-// nothing is noticed while it runs. A panic of the handler is reported on stderr.
+// One event comes at a time, on a goroutine of its own. The handler may call Abort, SetEventHandler
+// and the local functions of this package, but no collective ones. The handler should return soon,
+// because nothing is noticed while it runs. A panic of the handler is reported on stderr.
+//
+// The call waits for a running call of an earlier handler, unless that handler itself makes the
+// call. After 5 s the call gives ErrTimeout, and the new handler is set all the same. So a handler
+// that waits for another goroutine's SetEventHandler waits for 5 s.
 func SetEventHandler(handler func(event *Event), options *EventOptions) error {
 	var a arguments
 	chosen := options.forC(&a)
 	if a.err != nil || handler == nil {
-		return a.call(func() C.outcome { return C.go_set_event_handler(C.bool(false), chosen) })
+		return a.setEventHandler(false, chosen)
 	}
 	// The first event may come before the call returns.
 	earlier := chosenHandler.Swap(&handler)
-	err := a.call(func() C.outcome { return C.go_set_event_handler(C.bool(true), chosen) })
+	err := a.setEventHandler(true, chosen)
 	if err != nil && !errors.Is(err, ErrTimeout) {
 		// The library has kept the earlier handler. After a timeout it has the new one.
 		chosenHandler.CompareAndSwap(&handler, earlier)
 	}
 	return err
+}
+
+// setEventHandler makes the call of the library. For a running handler the library's thread makes
+// it: on another thread the library would wait until the handler has returned.
+func (a *arguments) setEventHandler(given bool, chosen *C.dm_event_options) error {
+	call := func() error {
+		return a.call(func() C.outcome { return C.go_set_event_handler(C.bool(given), chosen) })
+	}
+	// No goroutine but the handler's runs on its thread. This goroutine stays on one thread, so it
+	// does not come to the handler's thread between the two questions.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if running := handlerThread.Load(); running == 0 || running != int64(C.go_thread()) {
+		return call()
+	}
+	result := make(chan error, 1)
+	handlerCalls <- func() { result <- call() }
+	return <-result
 }
 
 //export goEvent
@@ -96,10 +124,28 @@ func goEvent(told *C.dm_event) {
 	if handler == nil {
 		return
 	}
-	event := eventOf(told)
-	// A panic must not unwind the library's frames, which called this function.
-	if err := apart("event handler", func() error { (*handler)(event); return nil }); err != nil {
-		fmt.Fprintf(os.Stderr, "devicemesh: %v at the event: %s\n", err, event.Message)
+	event, ended := eventOf(told), make(chan error, 1)
+	go func() {
+		// A panic must not unwind the library's frames, which called goEvent.
+		ended <- apart("event handler", func() error {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			handlerThread.Store(int64(C.go_thread()))
+			defer handlerThread.Store(0)
+			(*handler)(event)
+			return nil
+		})
+	}()
+	for {
+		select {
+		case call := <-handlerCalls:
+			call()
+		case err := <-ended:
+			if err != nil {
+				fmt.Fprintf(os.Stderr, "devicemesh: %v at the event: %s\n", err, event.Message)
+			}
+			return
+		}
 	}
 }
 

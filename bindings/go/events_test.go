@@ -7,6 +7,31 @@ import (
 	"time"
 )
 
+func TestAnEventHandlerThatSetsAnother(t *testing.T) {
+	replaced, handled := make(chan error, 1), make(chan *Event, 16)
+	must(t, SetEventHandler(func(*Event) {
+		replaced <- SetEventHandler(func(event *Event) { handled <- event }, nil)
+	}, nil))
+	defer func() { must(t, SetEventHandler(nil, nil)) }()
+	world := joinAlone(t)
+	select {
+	case err := <-replaced:
+		must(t, err)
+	case <-time.After(time.Minute):
+		t.Fatal("the first handler got no event")
+	}
+	must(t, world.Abort())
+	for kind := EventKind(0); kind != EventAborted; {
+		select {
+		case event := <-handled:
+			kind = event.Kind
+		case <-time.After(time.Minute):
+			t.Fatal("the abort did not come")
+		}
+	}
+	must(t, world.Close())
+}
+
 func TestEvents(t *testing.T) {
 	handled := make(chan *Event, 16)
 	must(t, SetEventHandler(func(event *Event) {

@@ -201,9 +201,13 @@ func (m *Mesh) run(ctx context.Context, calls []*operation) error {
 			mesh.abort()
 		}
 	}
+	began := make([]int, len(meshes))
+	for i, mesh := range meshes {
+		began[i] = mesh.itsWorld().noted()
+	}
 	err := until(ctx, end, func() error { return onOwnThread(func() error { return issue(meshes, calls, end) }) })
-	for _, mesh := range meshes {
-		err = mesh.itsWorld().explain(err)
+	for i, mesh := range meshes {
+		err = mesh.itsWorld().explain(began[i], err)
 	}
 	return err
 }

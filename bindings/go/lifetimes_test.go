@@ -48,6 +48,7 @@ func TestClosedAndNil(t *testing.T) {
 		add(m.CoordinateOf(0))
 		add(m.TranslateWorldRank("tp", 0))
 		add(m.LostRanks())
+		add(m.Recovery())
 		add(m.Equal(mesh))
 		add(mesh.Equal(m))
 		add(m.Slice("tp"))

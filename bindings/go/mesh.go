@@ -113,14 +113,14 @@ func (a *arguments) mesh(ctx context.Context, world *World, end func(), call fun
 	if a.err != nil {
 		return nil, a.err
 	}
-	err := error(nil)
+	began, err := world.noted(), error(nil)
 	if end == nil {
 		err = run()
 	} else {
 		err = until(ctx, end, run)
 	}
 	if err != nil {
-		return nil, world.explain(err)
+		return nil, world.explain(began, err)
 	}
 	// The names are read while nobody else has the handle, because they are borrowed from it.
 	for i := range int(C.go_ndim(made.handle)) {
@@ -170,7 +170,8 @@ func (m *Mesh) collective(ctx context.Context, a *arguments, function func(mesh 
 	}
 	defer m.release()
 	call := func() error { return a.call(func() C.outcome { return function(m.handle) }) }
-	return m.world.explain(until(ctx, m.abort, call))
+	began := m.world.noted()
+	return m.world.explain(began, until(ctx, m.abort, call))
 }
 
 // Close frees the handle. Communicators and other views live on. A second Close does nothing. The

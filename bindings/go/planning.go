@@ -9,7 +9,8 @@ import (
 )
 
 // A Placement says what one mesh dimension does with a tensor. The zero value replicates the
-// tensor. Shard splits a dimension of it. Partial says that each rank holds a part of a sum.
+// tensor. Shard splits a dimension of the tensor. Partial says that each rank holds a part of a
+// sum.
 type Placement struct {
 	placement C.dm_placement
 }

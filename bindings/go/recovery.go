@@ -101,9 +101,14 @@ func (m *Mesh) Recover(ctx context.Context, options *RecoverOptions) (*Mesh, err
 // recovery made, nobody was lost and nobody has joined.
 func (m *Mesh) Recovery() (Recovery, error) {
 	var a arguments
-	defer runtime.KeepAlive(m)
 	told := &C.dm_recovery{struct_size: C.sizeof_dm_recovery}
-	if err := a.call(func() C.outcome { return C.go_get_recovery(m.token(), told) }); err != nil {
+	// The lists belong to the mesh, which another goroutine may close.
+	token := C.uintptr_t(0)
+	if m != nil && m.hold() {
+		defer m.release()
+		token = m.handle
+	}
+	if err := a.call(func() C.outcome { return C.go_get_recovery(token, told) }); err != nil {
 		return Recovery{}, err
 	}
 	return Recovery{

@@ -54,8 +54,15 @@ type callbackStore struct {
 	handle cgo.Handle
 
 	lock  sync.Mutex
-	last  error // The last failure of any method.
-	empty error // The last Get that gave an empty value without an error.
+	count int   // The number of errors that were noted.
+	last  noted // The last failure of any method but Remove.
+	empty noted // The last Get that gave an empty value without an error.
+}
+
+// noted is an error of a store and its number among those that were noted, from 1.
+type noted struct {
+	err    error
+	number int
 }
 
 func newCallbackStore(store Store) *callbackStore {
@@ -75,17 +82,36 @@ func (s *callbackStore) drop() {
 	}
 }
 
-// failure gives the store's error that explains a call's failure with this status, or nil.
-func (s *callbackStore) failure(status Status) error {
+// noted gives the number of errors that were noted by now.
+func (s *callbackStore) noted() int {
+	if s == nil {
+		return 0
+	}
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return s.count
+}
+
+// note keeps an error.
+func (s *callbackStore) note(kept *noted, err error) {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	s.count++
+	*kept = noted{err, s.count}
+}
+
+// failure gives the store's error that explains a call's failure with this status, or nil. began is
+// what noted gave when the call began: an earlier error explains nothing.
+func (s *callbackStore) failure(began int, status Status) error {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	switch {
-	case status == ErrStore && s.last != nil:
-		return s.last
-	case status == ErrStore || status == ErrMismatch:
+	case status == ErrStore && s.last.number > began:
+		return s.last.err
+	case (status == ErrStore || status == ErrMismatch) && s.empty.number > began:
 		// The library stores no empty values. It takes an empty value for a broken message of
 		// another rank, or for a call that differs.
-		return s.empty
+		return s.empty.err
 	}
 	return nil
 }
@@ -103,9 +129,7 @@ func (s *callbackStore) told(err error) C.int32_t {
 	if err == nil {
 		return 0
 	}
-	s.lock.Lock()
-	s.last = err
-	s.lock.Unlock()
+	s.note(&s.last, err)
 	return storeIsBroken
 }
 
@@ -133,10 +157,18 @@ func apart(what string, call func() error) (err error) {
 // got notes an empty value for a key.
 func (s *callbackStore) got(key string, value []byte) {
 	if len(value) == 0 {
-		s.lock.Lock()
-		defer s.lock.Unlock()
-		s.empty = fmt.Errorf("the store gave an empty value for key %q; where there is no such key, Get answers ErrNoKey", key)
+		s.note(&s.empty, fmt.Errorf("the store gave an empty value for key %q; where there is no such key, Get answers ErrNoKey", key))
 	}
+}
+
+// remove removes a key, and gives the result for the library. No call fails because a key stays, so
+// an error is not noted.
+func (s *callbackStore) remove(key string) C.int32_t {
+	remover, ok := s.store.(Remover)
+	if ok && apart("store", func() error { return remover.Remove(key) }) != nil {
+		return storeIsBroken
+	}
+	return 0
 }
 
 func storeOf(handle C.uintptr_t) *callbackStore {
@@ -202,13 +234,7 @@ func goStoreCompareSet(handle C.uintptr_t, key *C.char, expected unsafe.Pointer,
 
 //export goStoreRemove
 func goStoreRemove(handle C.uintptr_t, key *C.char) C.int32_t {
-	s := storeOf(handle)
-	return s.answer(func() error {
-		if remover, ok := s.store.(Remover); ok {
-			return remover.Remove(C.GoString(key))
-		}
-		return nil
-	})
+	return storeOf(handle).remove(C.GoString(key))
 }
 
 //export goStoreDrop

@@ -96,7 +96,7 @@ func TestStoresInGo(t *testing.T) {
 	equal(t, "over a store in Go", value, []int{size * (size - 1) / 2})
 	must(t, mesh.Finalize(background))
 	must(t, mesh.Close())
-	if empty := world.store.failure(ErrMismatch); empty != nil {
+	if empty := world.store.failure(0, ErrMismatch); empty != nil {
 		t.Error("the library stores empty values: ", empty)
 	}
 	must(t, world.Close())
@@ -106,6 +106,33 @@ func TestStoresInGo(t *testing.T) {
 	refused(t, err, ErrStore, "broken")
 	if !errors.Is(err, broken) {
 		t.Errorf("%v is not for the store's reason", err)
+	}
+}
+
+// keepingStore is a store that cannot remove keys.
+type keepingStore struct{ oddStore }
+
+func (keepingStore) Remove(string) error { return errors.New("cannot remove") }
+
+func TestOldErrorsOfAStoreExplainNothing(t *testing.T) {
+	world := &World{store: newCallbackStore(keepingStore{})}
+	defer world.store.drop()
+	cause := func(began int) error { return world.explain(began, refusal(ErrStore, "broken")).(*Error).Cause }
+	if world.store.remove("key") == 0 {
+		t.Error("the store has removed a key")
+	}
+	if why := cause(0); why != nil {
+		t.Errorf("a key that stays explains a failure: %v", why)
+	}
+	earlier, later := errors.New("earlier"), errors.New("later")
+	world.store.told(earlier)
+	began := world.noted()
+	if why := cause(began); why != nil {
+		t.Errorf("a call that began after the error failed for %v", why)
+	}
+	world.store.told(later)
+	if why := cause(began); why != later {
+		t.Errorf("the call failed for %v", why)
 	}
 }
 

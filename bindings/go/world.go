@@ -19,8 +19,9 @@ type WorldOptions struct {
 	// lowest world rank first.
 	Size, Rank, LocalRank int
 	// The index of the device on which communicators are made, among those that this process sees.
-	// nil: the current device of the thread that joins, or where that thread has none, the local
-	// rank modulo the number of devices. It is an error on cpu.
+	// nil: the local rank modulo the number of devices. Name the device where the program uses
+	// another one: Join runs on a goroutine of its own, so it does not see which device is current
+	// on the caller's thread. It is an error on cpu.
 	Device *int
 	// How long the joining may take, and after it each call of the world that has no timeout of
 	// its own. It does not bound work on a CUDA stream. 0: 10 minutes.
@@ -67,6 +68,7 @@ var noWorld = refusal(ErrInvalidHandle, "the world was closed or never joined: i
 
 // Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or ""
 // for what this machine has.
+//
 // When ctx is done first, Join returns at once. The library ends and undoes the joining soon after.
 func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World, error) {
 	if err := wrong(ctx); err != nil {
@@ -148,7 +150,7 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 	kind := a.optional("device type", deviceType)
 	err := a.call(func() C.outcome { return C.go_world_init(kind, made, &world.handle) })
 	if err != nil {
-		err = world.explain(err)
+		err = world.explain(0, err)
 		world.store.drop()
 		return nil, err
 	}
@@ -160,7 +162,9 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 // in it: collective then, local otherwise. timeout bounds the joining, and 0 means 10 minutes.
 // Close frees the handle, and this process stays in the default world. After AbortDefaultWorlds,
 // FinalizeDefaultWorlds, or an Abort or Finalize of this world, the next call joins anew, with all
-// ranks. When ctx is done first, the default worlds are aborted as by AbortDefaultWorlds.
+// ranks. A join takes the current device of the calling goroutine's thread, where it has one, so
+// lock the goroutine to its thread (runtime.LockOSThread) before the device is chosen. When ctx is
+// done first, the default worlds are aborted as by AbortDefaultWorlds.
 func DefaultWorld(ctx context.Context, deviceType string, timeout time.Duration) (*World, error) {
 	var a arguments
 	world := &World{}
@@ -265,10 +269,19 @@ func (w *World) release() {
 	}
 }
 
-// explain adds the error of the program's own store to an error that the store has caused.
-func (w *World) explain(err error) error {
+// noted gives what explain needs to know of the beginning of a call.
+func (w *World) noted() int {
+	if w == nil {
+		return 0
+	}
+	return w.store.noted()
+}
+
+// explain adds the error of the program's own store to an error that the store has caused. began is
+// what noted gave when the call began.
+func (w *World) explain(began int, err error) error {
 	if failed, ok := err.(*Error); ok && w != nil && w.store != nil && failed.Cause == nil {
-		failed.Cause = w.store.failure(failed.Status)
+		failed.Cause = w.store.failure(began, failed.Status)
 	}
 	return err
 }
@@ -318,12 +331,15 @@ func (w *World) Locations(ctx context.Context, location string, timeout time.Dur
 	if w != nil && w.hold() {
 		defer w.release()
 	}
-	err := w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_locations(world, own, limit, &paths) })
-	if err != nil {
-		return nil, err
-	}
+	// A recovery of another goroutine can make the world larger after the list was made, so the size
+	// is asked before. Where that fails, the call itself gives the error.
 	var size C.int32_t
-	if err := failure(C.go_world_size(w.handle, &size)); err != nil {
+	sizeErr := failure(C.go_world_size(w.token(), &size))
+	err := w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_locations(world, own, limit, &paths) })
+	if err == nil {
+		err = sizeErr
+	}
+	if err != nil {
 		return nil, err
 	}
 	locations := make([]string, size)
@@ -377,5 +393,6 @@ func (w *World) collective(ctx context.Context, a *arguments, function func(worl
 	}
 	defer w.release()
 	call := func() error { return a.call(func() C.outcome { return function(w.handle) }) }
-	return w.explain(until(ctx, w.end, call))
+	began := w.noted()
+	return w.explain(began, until(ctx, w.end, call))
 }

@@ -3,11 +3,12 @@
  *
  *     devicemesh run -n 8 -- ./from_nccl_split
  *
- * by hand an id, a communicator over all ranks, colours and keys adopted dm_from_comms: the mesh's
- * questions and collectives over communicators that the program made itself two lines dm_init and
- * dm_get_comm
+ *   by hand     an id, a communicator over all ranks, colours and keys
+ *   adopted     dm_from_comms: the mesh's questions and collectives over communicators that the
+ *               program made itself
+ *   two lines   dm_init and dm_get_comm
  *
- * NCCL's functions come of dm_get_proc, so that the program links neither NCCL nor the host
+ * NCCL's functions come from dm_get_proc, so that the program links neither NCCL nor the host
  * engine. */
 #include <devicemesh.h>
 #include <hostccl.h>

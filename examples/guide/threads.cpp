@@ -8,7 +8,7 @@
 #include <devicemesh.hpp>
 
 #include <cstdio>
-#include <thread>
+#include <future>
 #include <vector>
 
 namespace {
@@ -35,14 +35,15 @@ try {
   const dm::Mesh all = mesh.flatten("all");
   const bool shared = mesh.comm("pp") == all.comm("all");
 
-  int wrong_along_pp = 0, wrong_along_all = 0;
-  std::thread pipeline([&] { wrong_along_pp = sums(mesh, "pp", 1); });
-  wrong_along_all = sums(all, "all", 1000);
-  pipeline.join();
+  // The future hands on an exception of its thread.
+  std::future<int> along_pp = std::async(std::launch::async, [&] { return sums(mesh, "pp", 1); });
+  const int wrong_along_all = sums(all, "all", 1000);
+  const int wrong_along_pp = along_pp.get();
 
   if (mesh.rank() == 0)
     std::printf("pp and all share a communicator: %s; wrong sums: %d along pp, %d along all\n", shared ? "yes" : "no", wrong_along_pp,
                 wrong_along_all);
+  mesh.finalize();
   return wrong_along_pp + wrong_along_all > 0;
 } catch (const dm::Error &error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -48,6 +48,7 @@ pub(super) struct Functions {
     pub(super) get_async_error: unsafe extern "C" fn(RawComm, *mut NcclResult) -> NcclResult,
     pub(super) count: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
     pub(super) user_rank: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
+    pub(super) device: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
     pub(super) get_error_string: unsafe extern "C" fn(NcclResult) -> *const c_char,
     pub(super) get_last_error: Option<unsafe extern "C" fn(RawComm) -> *const c_char>,
     pub(super) all_reduce:
@@ -155,6 +156,7 @@ impl Functions {
             get_async_error: symbol!("ncclCommGetAsyncError", core),
             count: symbol!("ncclCommCount", core),
             user_rank: symbol!("ncclCommUserRank", core),
+            device: symbol!("ncclCommCuDevice"),
             get_error_string: symbol!("ncclGetErrorString", core),
             get_last_error: symbol!("ncclGetLastError"),
             all_reduce: symbol!("ncclAllReduce", core),

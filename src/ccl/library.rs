@@ -26,6 +26,8 @@ pub struct Library {
     version: i32,
     /// The addresses of its functions.
     pub(super) functions: Functions,
+    /// The HIP runtime that the library is linked to; `None` in NCCL and the host engine.
+    hip: Option<Hip>,
     /// Where further symbols are found.
     source: Source,
     /// Whether the program has named this copy of the library.
@@ -74,7 +76,12 @@ impl Library {
         }
         let functions = Functions::from_lookup(&lookup, |symbol| missing(symbol, version))?;
         let c_name = CString::new(name).unwrap_or_default();
-        Ok(Library { name: name.to_owned(), c_name, version, functions, source: Source::Embedded, is_vouched: false })
+        let (name, source) = (name.to_owned(), Source::Embedded);
+        let mut library = Library { name, c_name, version, functions, hip: None, source, is_vouched: false };
+        if !library.is_host_engine() {
+            library.hip = Hip::of(&lookup);
+        }
+        Ok(library)
     }
 
     /// Keeps the loader's handle, so that the library stays loaded and later lookups work.
@@ -146,12 +153,12 @@ impl Library {
 
     /// Whether the library is AMD's. The program then chooses the device itself (hipSetDevice).
     pub fn is_rccl(&self) -> bool {
-        self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl")) || self.hip().is_some()
+        self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl")) || self.hip.is_some()
     }
 
-    /// The HIP runtime that the library is linked to; `None` in NCCL and the host engine.
+    /// The HIP runtime that the library is linked to.
     pub(super) fn hip(&self) -> Option<Hip> {
-        if self.is_host_engine() { None } else { Hip::of(|name| self.symbol(name)) }
+        self.hip
     }
 
     /// Whether this is the host engine that is a part of this library.
@@ -201,7 +208,7 @@ impl Library {
 
     /// The calling thread's device, for another thread that makes a communicator in its place.
     pub(crate) fn current_device(&self) -> Result<CurrentDevice> {
-        if self.is_host_engine() { Ok(CurrentDevice::NONE) } else { CurrentDevice::of_this_thread(self.hip()) }
+        if self.is_host_engine() { Ok(CurrentDevice::NONE) } else { CurrentDevice::of_this_thread(self.hip) }
     }
 
     /// The address of any function of the library, by its C name.

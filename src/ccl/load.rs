@@ -45,23 +45,22 @@ struct OfProgram {
 static OF_PROGRAM: Mutex<OfProgram> = Mutex::new(OfProgram { library: None, is_in_use: false });
 
 /// Makes the functions that `resolver` gives the library for device type cuda. `None` takes an
-/// earlier resolver back. Fails where a library for cuda was given out already, because its
-/// communicators would be strangers in the other library.
+/// earlier resolver back. Fails where a library for cuda was given out already, because the new
+/// library could not use the communicators of the earlier one.
 pub(crate) fn set_resolver(resolver: Option<Resolver>) -> Result<()> {
+    let library = resolver.map(|resolver| -> Result<Arc<Library>> {
+        let name = "the program's own NCCL (dm_set_ccl_resolver)";
+        let library = Library::from_lookup(name, |symbol| resolver.find(symbol))?;
+        Ok(Arc::new(library.keep_resolver(resolver)))
+    });
+    // The program's functions have run before the lock, because they may call this library.
     let mut of_program = OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
     if of_program.is_in_use {
         return Err(Error::invalid_state(
             "dm_set_ccl_resolver: a library for device type cuda is in use already; call it before the first dm_init, dm_world_init and dm_get_device_proc of device type cuda or NULL",
         ));
     }
-    of_program.library = match resolver {
-        None => None,
-        Some(resolver) => {
-            let name = "the program's own NCCL (dm_set_ccl_resolver)";
-            let library = Library::from_lookup(name, |symbol| resolver.find(symbol))?;
-            Some(Arc::new(library.keep_resolver(resolver)))
-        }
-    };
+    of_program.library = library.transpose()?;
     Ok(())
 }
 
@@ -267,6 +266,8 @@ fn one_line(error: &libloading::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_char;
+
     use super::*;
 
     #[test]
@@ -276,6 +277,24 @@ mod tests {
         assert!(engine.version() >= 21_800, "{}", engine.version());
         assert!(engine.symbol("ncclAllReduce").is_some());
         assert!(engine.symbol("ncclNoSuchThing").is_none());
+    }
+
+    /// Gives no function, but the lock was free when it was called.
+    unsafe extern "C" fn asks_itself(_: *mut c_void, _: *const c_char) -> *mut c_void {
+        drop(of_program());
+        std::ptr::null_mut()
+    }
+
+    #[test]
+    fn a_resolver_may_ask_for_the_library_of_the_program() {
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // SAFETY: the function may be called at any time, and gives NULL.
+            let resolver = unsafe { Resolver::new(asks_itself, std::ptr::null_mut()) };
+            ended.send(set_resolver(Some(resolver))).unwrap();
+        });
+        let outcome = end.recv_timeout(std::time::Duration::from_secs(30)).expect("the resolver returns");
+        assert!(outcome.unwrap_err().message().contains("has no symbol ncclGetVersion"));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The boundary to a communicator library: NCCL's C API as a table of function pointers.
 //!
 //! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same
-//! [`Library`] table, so everything above this module is one code path. Results stay integers (an
-//! enum would be undefined behaviour for a code that a newer library invents), and every symbol is
-//! optional, except those of the core (see `Library::from_lookup`).
+//! [`Library`] table, so everything above this module is one code path. Results stay integers,
+//! because an enum would be undefined behaviour for a code that only a newer library has. Every
+//! symbol is optional, except those of the core (see `Library::from_lookup`).
 
 mod blame;
 mod call_name;

@@ -15,7 +15,7 @@ use once_cell::sync::OnceCell;
 use super::cuda::{Code, Driver};
 use super::functions::RawComm;
 use super::library::Library;
-use super::types::{NcclResult, result};
+use super::types::result;
 use crate::error::{Error, Result};
 
 /// The environment variable that sets how often the driver is asked.
@@ -64,8 +64,6 @@ struct Answer {
     /// The first address of the allocation, and its length in bytes.
     range: (usize, usize),
 }
-
-type CommCuDevice = unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult;
 
 /// The functions of the driver that tell about addresses.
 struct Asker {
@@ -149,13 +147,11 @@ impl Library {
     }
 
     /// The device on which a communicator was made; `None` where the library does not tell it.
-    fn device_of(&self, comm: RawComm) -> Option<c_int> {
-        // SAFETY: the address is that of the C function of this name, whose signature nccl.h fixes
-        // and the type repeats.
-        let device_of: CommCuDevice = unsafe { std::mem::transmute(self.symbol("ncclCommCuDevice")?) };
+    pub(crate) fn device_of(&self, comm: RawComm) -> Option<c_int> {
+        let device_of = self.functions.device?;
         let mut device = 0;
-        // SAFETY: the communicator is live, because a call on it is being made, and the
-        // out-parameter is valid.
+        // SAFETY: the communicator is live, because a call on it is being made or it is being
+        // asked, and the out-parameter is valid.
         (unsafe { device_of(comm, &mut device) } == result::SUCCESS).then_some(device)
     }
 }

@@ -96,7 +96,7 @@ fn idle() -> MutexGuard<'static, Vec<Arc<Worker>>> {
 /// thread inside a call that does not return is left behind, because nothing can end it. The next
 /// call then gets a new thread.
 ///
-/// The thread has no group, inside which a library would put the calls off.
+/// No group is open on the thread. Inside an open group a library would put the calls off.
 pub(super) struct Worker {
     /// The library whose calls run here.
     library: Arc<Library>,
@@ -119,13 +119,13 @@ impl Worker {
     }
 
     /// Runs `work` on the thread, with the device of the calling thread, and returns what `work`
-    /// returns. `wait` is the one of [`Pending::finish`]. When the caller has given up, the thread
-    /// hands what it still makes to `discard`. A panic of `work` ends the wait at once with an
-    /// error.
+    /// returns. `wait` waits as in [`Pending::finish`]. If the wait gives up and `work` succeeds
+    /// later, the thread passes the result to `discard`. A panic of `work` ends the wait at once
+    /// with an error.
     ///
     /// The outer error says that `wait` gave up, and that the thread may still be inside `work`.
     /// After an inner error no thread is inside. The inner error is that of `work`, or says that
-    /// the thread did not start or could not have the device, or that `work` panicked.
+    /// the thread did not start or could not select the device, or that `work` panicked.
     pub(super) fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -139,8 +139,8 @@ impl Worker {
         }
     }
 
-    /// Begins `work` on the thread, as [`run`](Worker::run) does, and does not wait. `work` is left
-    /// out when the thread cannot have the caller's device.
+    /// Begins `work` on the thread, as [`run`](Worker::run) does, and does not wait. `work` does
+    /// not run when the thread cannot select the caller's device.
     fn start<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -151,7 +151,7 @@ impl Worker {
     }
 
     /// Begins an abort on the thread and does not wait. The abort is tried even where the thread
-    /// cannot have the caller's device, because nobody else ends the communicator.
+    /// cannot select the caller's device, because nobody else ends the communicator.
     pub(super) fn start_abort(&self, abort: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Pending<()>> {
         let device = self.library.current_device();
         let work = move || {
@@ -250,9 +250,10 @@ impl Drop for Counted {
     }
 }
 
-/// Drops `things` on a thread of the library's own, because that may join threads, talk to other
-/// ranks and run functions of the program. Returns at once. A process that ends waits a moment for
-/// such threads. Where no thread can be started, drops `things` here.
+/// Drops `things` on a thread of the library's own, because dropping them may join threads, talk to
+/// other ranks and run functions of the program. Returns at once. A process that exits waits for
+/// such threads, but not longer than [`AT_EXIT`]. Where no thread can be started, drops `things`
+/// here.
 pub(super) fn hand_over<T: Send + 'static>(things: T) {
     if fork::is_child() {
         // The parent process owns what these things hold, so dropping them here does not block.

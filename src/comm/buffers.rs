@@ -16,7 +16,7 @@ const ALIGNMENT: usize = 256;
 /// A wait for a stream asks again without a pause for this long, because most collectives are
 /// short.
 const EAGER: Duration = Duration::from_millis(2);
-/// The pause between two questions after that.
+/// The pause between two questions to the stream once [`EAGER`] has passed.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Where the buffers of a world lie: host memory on device type cpu, else a device's memory with a
@@ -80,9 +80,10 @@ pub struct BufferAt<'a> {
 }
 
 impl Memory {
-    /// Returns the memory of that world's device type. On a device this makes a stream on the
-    /// device of the calling thread, or on the one that belongs to the local rank where the thread
-    /// has none.
+    /// Returns the memory of that world's device type. Where this is a device's memory, this
+    /// function selects the device on the calling thread and makes a stream there. The device is
+    /// that of the world. If the world has no device, it is the current device of the calling
+    /// thread. If the thread has none, it is the device of the local rank.
     pub fn of(world: &World) -> Result<Memory> {
         let place = match world.device_type() {
             "cpu" => Place::Host,

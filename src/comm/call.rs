@@ -105,8 +105,8 @@ impl<'a> Call<'a> {
         self.wait.outcome(scope.agree_on_lost(text, known, &self.wait))
     }
 
-    /// Does what [`agree`](Call::agree) does, for a call whose ranks must mean the same mesh.
-    /// Meshes may have equal dimension names.
+    /// Does what [`agree`](Call::agree) does, for a call on a mesh. The ranks also compare which
+    /// mesh they mean, because several meshes may have equal dimension names.
     pub(super) fn agree_on_mesh(self, scope: &Scope, text: &str) -> Result<AgreedCall<'a>> {
         let detail = self.mesh.map_or_else(String::new, RootComms::apart);
         let round = self.wait.outcome(scope.agree_in_detail(text, &detail, &self.wait))?;

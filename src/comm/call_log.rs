@@ -111,11 +111,15 @@ impl Log {
     }
 
     fn drop_replaced(&self) {
-        let roots = self.changes.iter().filter_map(|change| match change {
-            Change::Dim { root, .. } => Some(root),
-            _ => None,
-        });
-        let unused: Vec<_> = roots.flat_map(|root| root.drop_replaced()).collect();
+        // A call may have made thousands of dimensions, but it concerns few roots.
+        let mut roots: Vec<&Arc<RootComms>> = Vec::new();
+        for change in &self.changes {
+            let Change::Dim { root, .. } = change else { continue };
+            if !roots.iter().any(|known| Arc::ptr_eq(known, root)) {
+                roots.push(root);
+            }
+        }
+        let unused: Vec<_> = roots.iter().flat_map(|root| root.drop_replaced()).collect();
         Communicator::end_all_soon(&unused);
     }
 

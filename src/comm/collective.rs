@@ -113,7 +113,7 @@ impl View {
         }
         if in_group(library) {
             return Err(Error::invalid_state(format!(
-                "{name}: a group puts its work off, but buffers are borrowed for the call alone: end the group first"
+                "{name}: a group delays its operations until its end, but the buffers are borrowed only for this call: end the group first"
             )));
         }
         let (size, me) = (self.mesh().dim_size(index), self.mesh().local_rank(index)?);

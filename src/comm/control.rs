@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::call::Call;
 use super::groups::refuse_inside;
+use super::names::name_text;
 use super::refusal::tell_if_refused;
 use super::root::Purpose;
 use super::view::View;
@@ -93,7 +94,7 @@ impl View {
             refuse_inside(function, root.library())?;
             let world = root.world().ok_or_else(|| Error::internal("a mesh with a scope has no world"))?;
             let call = Call::begin(world, Some(root), self.wait_for_group(index, timeout)?)?;
-            let text = format!("{function}(dim={}{arguments})", self.mesh().dim_name(index));
+            let text = format!("{function}(dim={}{arguments})", name_text(self.mesh().dim_name(index)));
             call.agree_on_mesh(&scope, &text)?.exchange(work)
         })
         .map_err(|error| self.with_dim(error, index))

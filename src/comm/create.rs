@@ -9,7 +9,7 @@ use super::call::Call;
 use super::communicator::Communicator;
 use super::dims::{SharedComms, WantedDims, make_dims};
 use super::handle::PATIENCE;
-use super::names::ranks_text;
+use super::names::{names_text, ranks_text};
 use super::options::{DimOptions, MeshOptions};
 use super::polling::poll_until_done;
 use super::root::{RootComms, RootSpec, mesh_id};
@@ -166,8 +166,8 @@ impl RootComms {
     }
 }
 
-/// The position of this process in a mesh of that shape that joins no world. The communicators say
-/// the coordinate: it is the rank in each of them.
+/// The position of this process in a mesh of that shape that joins no world. The rank of this
+/// process in each communicator is its coordinate along that dimension.
 pub(crate) fn adopted_position(whole: &Mesh, library: &Arc<Library>, comms: &[RawComm]) -> Result<usize> {
     let mut position = 0;
     for (index, comm) in comms.iter().enumerate() {
@@ -220,7 +220,7 @@ fn texts(sizes: &[usize]) -> Vec<String> {
 }
 
 fn shape_text(sizes: &[String], mesh: &Mesh) -> String {
-    format!("shape=({}), names=({})", sizes.join(", "), mesh.dim_names().join(", "))
+    format!("shape=({}), names=({})", sizes.join(", "), names_text(&mesh.dim_names()))
 }
 
 /// Returns the arguments of `dm_init` as the text on which all ranks must agree.

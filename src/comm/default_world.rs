@@ -13,9 +13,9 @@ use crate::wait::{Cancel, Deadline};
 static CPU_WORLD: DefaultWorld = DefaultWorld::new("cpu");
 static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
 
-/// Returns the default world of a device type. Joins it first if this process is not in it, which
-/// `deadline` bounds; the call is then **collective over the world**. With `None` the default
-/// timeout bounds the join.
+/// Returns the default world of a device type. If this process is not in that world, joins it
+/// first. The call is then **collective over the world**, and `deadline` bounds the join. With
+/// `None` the default timeout bounds the join.
 pub(crate) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<World>> {
     logging::init_from_environment();
     of_type(device_type).get_or_join(deadline)
@@ -54,18 +54,23 @@ pub(crate) fn abort_default_worlds() -> Result<()> {
 
 /// Finalizes the default worlds that this process is in. The next [`default_world`] joins anew.
 /// `timeout` bounds the whole call; `None` stands for the longest timeout of these worlds. If
-/// `timeout` is a refusal, the other ranks are told in the world that would end first.
+/// `timeout` is an error, this rank has refused the call. The other ranks end these worlds one
+/// after the other, so the refusal is told in each of the worlds.
 pub(crate) fn finalize_default_worlds(timeout: Result<Option<Duration>>) -> Result<()> {
     let all = [&CPU_WORLD, &CUDA_WORLD];
     let joined = || all.iter().filter_map(|world| joined_default_world(world.device_type));
-    let timeout = match joined().next() {
-        Some(first) => first.tell_if_refused("dm_world_finalize", || timeout)?,
-        None => timeout?,
-    };
+    let timeout = timeout.inspect_err(|refusal| tell_finalize_refused(joined(), refusal))?;
     let Some(timeout) = timeout.or_else(|| joined().map(|world| world.rendezvous().timeout()).max()) else {
         return Ok(());
     };
     each_within(timeout, all, |world, left| world.finalize(Some(left)))
+}
+
+/// Tells the other ranks of each of these worlds that this rank has refused to finalize them.
+fn tell_finalize_refused(worlds: impl Iterator<Item = Arc<World>>, refusal: &Error) {
+    for world in worlds {
+        let _ = world.tell_if_refused("dm_world_finalize", || Err::<(), _>(refusal.clone()));
+    }
 }
 
 /// Runs `call` for each of `all` with the time that is left of `timeout`. Returns the first error.
@@ -209,7 +214,27 @@ impl Drop for Joining<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::two_ranks::two_ranks;
     use std::sync::Mutex;
+
+    #[test]
+    fn a_refusal_to_finalize_is_told_in_both_worlds() {
+        // The first world of a rank waits here for the second one.
+        let first: [Mutex<Option<Arc<World>>>; 2] = Default::default();
+        two_ranks(|world| *first[world.rank()].lock().unwrap() = Some(Arc::clone(world)));
+        two_ranks(|second| {
+            let first = first[second.rank()].lock().unwrap().take().unwrap();
+            let both = [first, Arc::clone(second)];
+            if second.rank() == 0 {
+                tell_finalize_refused(both.into_iter(), &Error::invalid("a wrong timeout"));
+                return;
+            }
+            for world in both {
+                let error = world.finalize(Some(Duration::from_secs(20))).unwrap_err();
+                assert!(error.message().contains("a wrong timeout"), "{error}");
+            }
+        });
+    }
 
     #[test]
     fn two_worlds_share_one_deadline() {

@@ -230,8 +230,8 @@ impl DimMaker<'_, '_> {
             return Ok(if view.is_member() { self.world.comms().single(alone) } else { Arc::new(alone()) });
         }
         let color = view.is_member().then(|| view.split_color_key(index)).transpose()?.map_or(NO_COLOR, |own| own.0);
-        // A later dimension of the same name meets in a scope of its own, because the name of the
-        // call is part of the scope's.
+        // The name of the scope contains the name of the call that planned the dimension. So a
+        // later dimension with an equal name meets in a scope of its own.
         let scope_id = |call: String| format!("{}{call}/{color}", self.holder.id());
         let lazily = self.work.peers.name_of(name).filter(|_| self.root.is_lazy()).map(scope_id);
         let first_use =
@@ -275,9 +275,9 @@ impl DimMaker<'_, '_> {
         self.maker.split(&parent, group, place, config.blocking_by_default())
     }
 
-    /// Returns the communicator over all ranks of the root in row-major order, to split from. This
-    /// communicator is shared with other roots of the same ranks, and with dimensions over all of
-    /// them where those can be split from as well.
+    /// Returns the communicator over all ranks of the root in row-major order, to split from. Other
+    /// roots of the same ranks share this communicator. A dimension over all ranks shares it, too,
+    /// if the dimension's communicator can be split.
     fn parent(&mut self) -> Result<Arc<Communicator>> {
         let parent = match &self.parent {
             Some(known) => Arc::clone(known),

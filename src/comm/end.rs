@@ -8,6 +8,7 @@ use super::call::{Call, Peers};
 use super::communicator::Held;
 use super::ending::finalize;
 use super::groups::{self, refuse_inside};
+use super::names::names_text;
 use super::polling::poll_until_done;
 use super::root::{Life, RootComms};
 use crate::error::{Result, Status};
@@ -90,7 +91,7 @@ impl RootComms {
             self.end(Life::Finalized);
             return self.destroy(Peers::none(&self.wait(timeout)));
         }
-        let text = format!("dm_finalize({})", self.mesh().dim_names().join(", "));
+        let text = format!("dm_finalize({})", names_text(&self.mesh().dim_names()));
         let (world, scope) = self.participants(&text)?;
         Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree_on_mesh(scope, &text)?.run(
             |work| {

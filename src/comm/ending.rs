@@ -102,7 +102,8 @@ pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&
 /// Does what [`finalize`] does, on a library with streams. The calls of the library run on one
 /// thread. While that thread is inside a call, nothing else may be done with the communicator, so
 /// a communicator whose call does not return is left as it is. A communicator is aborted where a
-/// call could not be made, because there is no thread for it or the thread cannot have the device.
+/// call could not be made, because no thread could be started or the thread could not select the
+/// device.
 fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let library = communicator.library();
     let worker = Worker::new(library, "dm-background");

@@ -68,7 +68,8 @@ pub(super) fn blame(group: &Mesh, error: Error) -> Error {
     let error = with_world_ranks(group, error);
     let said = match (error.status(), error.lost()) {
         (Status::PeerLost, []) => "left",
-        (Status::PeerLost, lost) if lost.len() < error.ranks().len() => "left or was lost",
+        // Only some of several ranks are known to be lost.
+        (Status::PeerLost, lost) if lost.len() < error.ranks().len() => "left or were lost",
         (Status::PeerLost, [_]) => "was lost",
         (Status::PeerLost, _) => "were lost",
         (Status::Timeout, _) => "did not come",
@@ -94,4 +95,24 @@ pub(super) fn with_world_ranks(group: &Mesh, error: Error) -> Error {
     };
     let (all, lost) = (of(None), of(Some(true)));
     error.with_ranks(&all).with_lost(&lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::MeshSpec;
+
+    #[test]
+    fn several_ranks_are_told_in_the_plural() {
+        let group = Mesh::new(&MeshSpec::new("cpu", &[4], 4, 0).names(&["dp"])).unwrap();
+        let said = |blamed: &[(usize, bool)]| {
+            let error = Error::new(Status::PeerLost, "a peer is gone").blaming(blamed.to_vec());
+            let message = blame(&group, error).message().to_owned();
+            message.split(" (").next().unwrap().to_owned()
+        };
+        assert_eq!(said(&[(1, false)]), "rank 1 left");
+        assert_eq!(said(&[(1, true)]), "rank 1 was lost");
+        assert_eq!(said(&[(1, true), (2, false)]), "ranks 1, 2 left or were lost");
+        assert_eq!(said(&[(1, true), (2, true)]), "ranks 1, 2 were lost");
+    }
 }

@@ -59,13 +59,21 @@ impl OpenGroup {
         (calls(true), calls(false))
     }
 
+    /// Says that the communicators of these calls were aborted.
+    fn were_aborted(calls: &[&str]) -> String {
+        match calls {
+            [call] => format!("the communicator that {call} uses was aborted"),
+            calls => format!("the communicators that {} use were aborted", calls.join(", ")),
+        }
+    }
+
     /// The error of a group that cannot run, because a communicator in it was ended.
     fn ended_before(&self) -> Option<Error> {
         let (ended, alive) = self.ended_and_alive();
         (!ended.is_empty()).then(|| {
             Error::aborted(format!(
-                "dm_group_end: the communicator of {} was aborted while the group was open; none of the group's operations ran{}",
-                ended.join(", "),
+                "dm_group_end: {} while the group was open; none of the group's operations ran{}",
+                OpenGroup::were_aborted(&ended),
                 if alive.is_empty() { String::new() } else { format!(", not even {}", alive.join(", ")) }
             ))
         })
@@ -76,15 +84,18 @@ impl OpenGroup {
     fn ended_meanwhile(&self, error: &Error) -> Option<Error> {
         let (ended, alive) = self.ended_and_alive();
         (!ended.is_empty()).then(|| {
-            let failed = alive.is_empty() || self.used.iter().any(|Used { communicator, .. }| communicator.state() == State::Ready && communicator.has_failed());
+            let has_failed =
+                |Used { communicator, .. }: &Used| communicator.state() == State::Ready && communicator.has_failed();
+            let failed = alive.is_empty() || self.used.iter().any(has_failed);
             let others = match (alive.is_empty(), failed) {
                 (true, _) => String::new(),
                 (false, false) => format!("; {} ran to the end", alive.join(", ")),
                 (false, true) => format!("; {} did not all run to the end: {}", alive.join(", "), error.message()),
             };
-            let ended = ended.join(", ");
             Error::aborted(format!(
-                "dm_group_end: the communicator of {ended} was aborted while the group ran, so {ended} did not end well{others}"
+                "dm_group_end: {} while the group ran, so {} did not end well{others}",
+                OpenGroup::were_aborted(&ended),
+                if ended.len() == 1 { "it" } else { "they" }
             ))
             .with_ccl_result(error.ccl_result())
         })
@@ -113,9 +124,10 @@ fn enter_all(library: &Arc<Library>) -> Option<Vec<Arc<Communicator>>> {
     Some(inside)
 }
 
-/// Gives this thread's group up: the library cannot end it. A thread that leaves a communicator may
-/// wait for its end and write to the log, and the program's log callback may call this library. So
-/// the communicators are left when the list of groups is not borrowed any more.
+/// Marks this thread's group as lost, because the library cannot end it. A thread that leaves a
+/// communicator may wait for the communicator's end and write to the log, and the program's log
+/// callback may call this library. So the list of groups is not borrowed any more when the
+/// communicators are left.
 fn lose(library: &Arc<Library>) {
     let left = with_group(library, |group| {
         group.is_lost = true;
@@ -173,8 +185,8 @@ pub(super) fn in_group(library: &Arc<Library>) -> bool {
     with_group(library, |_| ()).is_some()
 }
 
-/// Notes an operation on a communicator that waits for the end of this thread's group. `recorded`
-/// is the operation in the recording.
+/// Notes that an operation on a communicator waits for the end of this thread's group. `recorded`
+/// is the operation in the recording, and `of` is the group of ranks to which it belongs there.
 pub(super) fn note(
     communicator: &Arc<Communicator>,
     recorded: Recorded,
@@ -382,7 +394,7 @@ fn lost(library: &Library) -> Error {
 }
 
 /// Makes communicators outside the calling thread's groups, because inside a group a library would
-/// put that off until the group's end. Groups belong to threads, so another thread makes the
+/// not make them before the group ends. Groups belong to threads, so another thread makes the
 /// communicators when this thread has an open group.
 pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if !in_group(library) {

@@ -164,8 +164,8 @@ impl Handle {
     }
 
     /// Begins to abort what was taken away, unless another thread is inside it. On a library with
-    /// streams a thread aborts it: `worker`, or else one of its own. Inside a group of the calling
-    /// thread NCCL would put the abort off until the end of the group.
+    /// streams another thread makes the abort: `worker`, or else a new thread. If the calling
+    /// thread made it inside an open group, NCCL would put the abort off until the group ends.
     fn begin(self: &Arc<Handle>, worker: Option<&Worker>) -> Begun {
         let mut ending = self.ending();
         if ending.taken.is_empty() {
@@ -303,9 +303,10 @@ impl Handle {
         begun.into_iter().map(|(handle, pending)| handle.finish_begun(pending, deadline)).fold(outcome, Result::and)
     }
 
-    /// Takes the raw communicator away, waits until nobody is inside, and returns it for the
-    /// caller to end. `None` when there is none, or it stays the program's. Fails at the deadline;
-    /// whatever is inside then aborts the communicator later.
+    /// Takes the raw communicator away, waits until nobody is inside, and returns it for the caller
+    /// to end. Returns `None` when there is none, or when the program ends the communicator itself.
+    /// Fails at the deadline. The thread that is still inside then aborts the communicator when its
+    /// call returns.
     pub(super) fn take(self: &Arc<Handle>, deadline: &Deadline) -> Result<Option<RawComm>> {
         self.ending().takers += 1;
         let taken = self.take_when_quiet(deadline);

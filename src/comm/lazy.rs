@@ -8,7 +8,7 @@ use super::call::{Call, run_alone};
 use super::communicator::{Communicator, State};
 use super::groups::outside_groups;
 use super::maker::Maker;
-use super::names::named_config;
+use super::names::{name_text, named_config};
 use super::refusal::tell_if_refused;
 use super::root::RootComms;
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ impl RootComms {
         if communicator.state() != State::Unmade {
             return Ok(());
         }
-        call.agree(&scope, &format!("dm_get_comm(dim={dim})"))?.run(|work| {
+        call.agree(&scope, &format!("dm_get_comm(dim={})", name_text(dim)))?.run(|work| {
             world.select_device()?;
             let _expected = self.expect(communicator);
             let raw = Maker::new(library, work.peers, timeout).meet_for_use("comm/lazy", group, config)?;

@@ -62,7 +62,8 @@ impl RootComms {
         self.lost_in(|communicator| communicator.has_failed())
     }
 
-    /// The lost ranks that those communicators of this root have met that have failed.
+    /// The lost ranks that the failed communicators of this root have met. `has_failed` says which
+    /// communicators have failed.
     fn lost_in(&self, has_failed: impl Fn(&Communicator) -> bool) -> Vec<i32> {
         // The host engine notices the end of a peer's process when it is asked.
         let failed = self.communicators().into_iter().filter(|communicator| has_failed(communicator));

@@ -20,7 +20,7 @@
 //! 7  what a program calls     operations  order  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
 //! 6  collective calls         certificate  lazy  view  new_dims  create  shrink  end  world_end  next_mesh  newcomer  recover_turns  recover
 //! 5  their work               maker  dims
-//! 4  the ritual of a call     call_log  call
+//! 4  the steps of a call      call_log  call
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing  recovered  recovering
 //! 1  one communicator         world_device  handle  failure  communicator
@@ -73,7 +73,7 @@ mod slices;
 mod stream_wait;
 mod turn;
 #[cfg(test)]
-mod two_ranks;
+pub(crate) mod two_ranks;
 mod view;
 mod view_groups;
 mod world;

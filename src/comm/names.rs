@@ -1,14 +1,41 @@
 //! How ranks and communicators are called in messages, in the text of a call, and in the library's
 //! logs.
 
+use std::borrow::Cow;
 use std::ffi::CString;
 
 use crate::ccl::{CommConfig, Library, lasting};
 use crate::digest::Fnv1a;
 use crate::mesh::Mesh;
+use crate::printable::printable;
 
 /// The longest list of ranks that a text has in full.
 const LONGEST_LIST: usize = 32;
+
+/// Returns the name of a dimension for a text on which ranks must agree. A name may have any
+/// characters, so the characters that separate the parts of such a text get a backslash, and a
+/// line break and other control characters are escaped. Different names give different texts, and
+/// a name of letters, digits, `_`, `-` and `.` stays as it is.
+pub(super) fn name_text(name: &str) -> Cow<'_, str> {
+    const SEPARATORS: [char; 4] = ['\\', ',', '(', ')'];
+    if !name.contains(SEPARATORS) {
+        return printable(name);
+    }
+    let mut text = String::with_capacity(name.len() + 8);
+    for character in name.chars() {
+        if SEPARATORS.contains(&character) {
+            text.push('\\');
+        }
+        text.push(character);
+    }
+    Cow::Owned(printable(&text).into_owned())
+}
+
+/// Returns the names of dimensions for a text on which ranks must agree. Different lists give
+/// different texts.
+pub(super) fn names_text(names: &[&str]) -> String {
+    names.iter().map(|name| name_text(name)).collect::<Vec<_>>().join(", ")
+}
 
 /// A list of ranks as text. A long list is its first ranks, its length and a digest, so that any
 /// difference between two lists shows.
@@ -25,6 +52,26 @@ pub(super) fn ranks_text(ranks: &[i32]) -> String {
 /// The world ranks of a group, in the group's order.
 pub(super) fn world_ranks(group: &Mesh) -> String {
     ranks_text(group.ranks().as_slice())
+}
+
+/// Returns which call made the root mesh with that id, for a text on which ranks must agree.
+/// Different ids give different texts.
+pub(super) fn made_by(id: &str) -> String {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if let Some((outer, call)) = id.rsplit_once("/range").filter(|(_, call)| is_number(call)) {
+        return format!("that call {call} took as a range of the mesh {}", made_by(outer));
+    }
+    if let Some((outer, attempt)) = id.rsplit_once("/shrunk") {
+        return format!("that attempt {attempt} of dm_shrink made of the mesh {}", made_by(outer));
+    }
+    if let Some(number) = id.strip_prefix("recovery") {
+        return format!("that recovery {number} made");
+    }
+    match id.strip_prefix("mesh").map(|numbers| numbers.split_once('.').unwrap_or(("0", numbers))) {
+        Some(("0", call)) => format!("that call {call} made"),
+        Some((epoch, call)) => format!("that call {call} of epoch {epoch} made"),
+        None => format!("\"{id}\""),
+    }
 }
 
 /// The configuration of a non-blocking communicator from which others are split, with that name. No
@@ -49,4 +96,45 @@ pub(super) fn parent_config(library: &Library, name: Option<&str>) -> CommConfig
 pub(super) fn named_config(library: &Library, callers: Option<&CommConfig>, name: &str) -> CommConfig {
     let name = CString::new(name.replace('\0', "")).unwrap_or_default();
     callers.cloned().unwrap_or_else(|| CommConfig::unset(library.version())).named(lasting(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_mesh_is_told_by_the_calls_that_made_it() {
+        assert_eq!(made_by("mesh3"), "that call 3 made");
+        assert_eq!(made_by("mesh2.5"), "that call 5 of epoch 2 made");
+        assert_eq!(made_by("recovery2/range7"), "that call 7 took as a range of the mesh that recovery 2 made");
+        assert_eq!(
+            made_by("mesh3/shrunk1/0/range5"),
+            "that call 5 took as a range of the mesh that attempt 1/0 of dm_shrink made of the mesh that call 3 made"
+        );
+    }
+
+    #[test]
+    fn different_names_give_different_texts_of_one_line() {
+        let lists: [&[&str]; 12] = [
+            &["a, b", "c"],
+            &["a", "b, c"],
+            &["a", "b", "c"],
+            &["a\\", "b"],
+            &["a\\, b"],
+            &["a, b"],
+            &["a\nb"],
+            &["a\\nb"],
+            &["a b"],
+            &["a)"],
+            &["a\u{1f}b"],
+            &["a\\x1fb"],
+        ];
+        let texts: Vec<String> = lists.iter().map(|names| names_text(names)).collect();
+        for (index, text) in texts.iter().enumerate() {
+            assert!(!text.contains(char::is_control), "{text:?}");
+            assert!(!texts[..index].contains(text), "{:?} gives {text:?} again", lists[index]);
+        }
+        assert_eq!(names_text(&["dp", "tp_1", "e-p", "a.b"]), "dp, tp_1, e-p, a.b");
+        assert_eq!(names_text(&["a, b", "c\n(d)"]), r"a\, b, c\n\(d\)");
+    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::call::Call;
 use super::dims::{SharedComms, WantedDims, make_dims};
+use super::names::{name_text, names_text};
 use super::options::{CallOptions, DimOptions};
 use super::path::{MadeDims, Step};
 use super::view::{View, owned, texts};
@@ -43,8 +44,8 @@ impl View {
     fn make_flat(&self, wanted: &WantedDims, options: &CallOptions) -> Result<()> {
         let text = format!(
             "dm_flatten(dims=({}), name={}{})",
-            self.mesh().dim_names().join(", "),
-            wanted.view.dim_name(0),
+            names_text(&self.mesh().dim_names()),
+            name_text(wanted.view.dim_name(0)),
             options.dim(0).agreed_suffix()
         );
         let (call, scope) = self.begin(&text, options)?;
@@ -92,7 +93,8 @@ impl View {
             self.root_comms().alive()?;
             let at = self.mesh().dim_index(dim)?;
             let split = self.mesh().unflatten(dim, sizes, names)?;
-            let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh().dim_names().join(", "));
+            let dims = || names_text(&self.mesh().dim_names());
+            let call = || format!("dm_unflatten(dims=({}), dim={}", dims(), name_text(dim));
             let step = || Step::Unflatten { dim: dim.to_owned(), sizes: sizes.to_vec(), names: owned(names) };
             self.replace(call, (split, step), at, sizes, names, options)
         })
@@ -104,9 +106,11 @@ impl View {
         self.tell_if_refused("dm_reshape", || {
             self.root_comms().alive()?;
             let other = self.mesh().reshape(sizes, names)?;
-            let call = || format!("dm_reshape(dims=({})", self.mesh().dim_names().join(", "));
+            let call = || format!("dm_reshape(dims=({})", names_text(&self.mesh().dim_names()));
             let step = || Step::Reshape { sizes: sizes.to_vec(), names: owned(names) };
-            self.replace(call, (other, step), 0, sizes, names, options)
+            let made = self.replace(call, (other, step), 0, sizes, names, options)?;
+            made.mesh().keep_names();
+            Ok(made)
         })
     }
 
@@ -127,7 +131,7 @@ impl View {
                 (0..sizes.len()).map(|index| (at + index, options.dim(index))).collect();
             let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-            let text = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
+            let text = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names_text(names));
             let (call, scope) = self.begin(&text, options)?;
             self.give_comms(call, scope, &text, &WantedDims { view: mesh.clone(), dims })?;
         }
@@ -157,11 +161,12 @@ impl View {
         let name = along.dim_name(index);
         let cut = along.slice_range(name, start, len, step)?;
         if self.root_comms().is_offline() {
-            return Ok(self.with(cut));
+            return if cut.same_root(&along) { self.whole(dim, name) } else { Ok(self.with(cut)) };
         }
         let text = format!(
-            "dm_slice_range(dims=({}), dim={name}, start={start}, len={len}, step={step}{})",
-            along.dim_names().join(", "),
+            "dm_slice_range(dims=({}), dim={}, start={start}, len={len}, step={step}{})",
+            names_text(&along.dim_names()),
+            name_text(name),
             options.dim(0).agreed_suffix()
         );
         // A range of all indices is the view itself: there is nothing to make, but all ranks agree
@@ -174,7 +179,7 @@ impl View {
         let known = space.known_range(&cut, index).filter(|_| !is_all);
         let (call, shared) = SharedComms::candidates(space, known.as_deref(), &wanted).agree(call, scope, &text)?;
         if is_all {
-            return call.run(|_| Ok(())).map(|()| self.with(cut));
+            return call.run(|_| self.whole(dim, name));
         }
         let known = known.filter(|_| shared.has(0));
         let number = call.number();
@@ -187,6 +192,15 @@ impl View {
         });
         space.drop_failed_ranges();
         made.map(|range| View::new(cut, range, Arc::clone(self.root_comms())))
+    }
+
+    /// Returns the view that a range of all indices of the dimension `name` gives. `dim` is the name
+    /// that the caller gave. The result is this view, or the view of a flattened dimension.
+    fn whole(&self, dim: Option<&str>, name: &str) -> Result<View> {
+        match self.mesh().dim_index_or_only(dim) {
+            Ok(_) => self.follow(&[]),
+            Err(_) => self.slice(&[name]),
+        }
     }
 
     /// Gives dimensions of a view of this one's root their communicators in that call. Collective

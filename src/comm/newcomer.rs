@@ -37,7 +37,7 @@ impl RootComms {
                 wanted.mesh().dim_name(0)
             )));
         }
-        // In the place of a spare that was lost a process asks for no seat.
+        // A process that takes the place of a lost spare asks for no seat.
         let seat = ranks.iter().position(|known| *known == rank).unwrap_or(usize::MAX);
         let options = RecoverOptions::default();
         let job = Job { world, before: &wanted, is_newcomer: true, index: 0, options: &options, wait };

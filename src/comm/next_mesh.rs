@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::call::Call;
 use super::create::as_weak;
 use super::dims::{SharedComms, WantedDims, make_dims};
-use super::names::ranks_text;
+use super::names::{names_text, ranks_text};
 use super::options::{DimOptions, MeshOptions, RecoverOptions};
 use super::path::{from_text, to_text};
 use super::recovered::Recovered;
@@ -90,7 +90,7 @@ impl Job<'_> {
             "{CALL}(epoch={}, shape=({}), names=({}), ranks={}{})",
             root.epoch(),
             shape.join(", "),
-            mesh.dim_names().join(", "),
+            names_text(&mesh.dim_names()),
             ranks_text(&ranks),
             MeshOptions { lazy: root.is_lazy(), ..MeshOptions::default().dims(dims.to_vec()) }.agreed()
         );

@@ -12,10 +12,12 @@
 //!   work goes on, also when the program drops it (`KEPT_STREAMS`).
 //! - Nothing puts the operation on the stream after the call has returned. Inside a group the call
 //!   is refused, and when a communicator has not queued the operation by the deadline, the mesh is
-//!   aborted.
+//!   aborted. Where cudarc cannot record the operation, the call fails when the work on the stream
+//!   is over. When the work is not over at the mesh's timeout, the mesh is aborted, and the call
+//!   fails at most 500 ms later. Work that goes on after that may still use the buffers.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +31,7 @@ use super::view::View;
 use crate::ccl::{Library, NcclResult, RawComm, result};
 use crate::error::{Error, Result, Status};
 use crate::recorder::{Operation, What};
+use crate::wait::Deadline;
 
 mod sealed {
     /// Only the types below implement this, because the library would read and write at a wrong
@@ -89,12 +92,10 @@ impl<T> DeviceBuffer<T> for CudaViewMut<'_, T> {}
 pub struct OnStream<'a> {
     view: &'a View,
     stream: &'a Arc<CudaStream>,
-    /// `ncclCommCuDevice`, by which a communicator of another device is found; `None` where the
-    /// library has no such function.
-    device_of: Option<CommCuDevice>,
 }
 
-type CommCuDevice = unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult;
+/// How long a kernel may take to end after the abort of its communicator.
+const AFTER_ABORT: Duration = Duration::from_millis(500);
 
 /// `CU_STREAM_PER_THREAD` of cuda.h, a handle that stands for another stream on each thread.
 const PER_THREAD_STREAM: usize = 2;
@@ -119,12 +120,7 @@ impl View {
                 "on_stream: the per-thread default stream is another stream on each thread: take CudaContext::new_stream or default_stream",
             ));
         }
-        // SAFETY: the address is that of the C function of this name, whose signature nccl.h fixes
-        // and the type repeats.
-        let device_of = library
-            .symbol("ncclCommCuDevice")
-            .map(|address| unsafe { std::mem::transmute::<*const c_void, CommCuDevice>(address) });
-        Ok(OnStream { view: self, stream, device_of })
+        Ok(OnStream { view: self, stream })
     }
 }
 
@@ -254,7 +250,7 @@ impl OnStream<'_> {
     ) -> Result<()> {
         if in_group(self.view.library()?) {
             return Err(Error::invalid_state(format!(
-                "{name}: a group puts its work off, but the buffers are borrowed for the call alone: end the group first"
+                "{name}: a group delays its operations until its end, but the buffers are borrowed only for this call: end the group first"
             )));
         }
         let context = self.stream.context();
@@ -285,25 +281,36 @@ impl OnStream<'_> {
             // Each buffer's event has the operation.
             drop(places);
             let recorded = context.check_err().map_err(|error| {
-                // Nothing orders later uses behind the operation, so it has to be over now.
-                let _ = self.stream.synchronize();
+                self.await_end(dim);
                 failed(name, "recording the use of a buffer", error)
             });
             outcome.and(recorded)
         })
     }
 
+    /// Waits until the work on the stream is over. It is called when no event marks the end of an
+    /// operation, so that later uses of its buffers would not wait for it. The operation may wait for a
+    /// peer that never comes, so the mesh is aborted when the work is not over at the mesh's timeout.
+    fn await_end(&self, dim: &str) {
+        let _ = self.wait(Some(dim), None);
+        let is_busy = || query(self.stream) == sys::CUresult::CUDA_ERROR_NOT_READY;
+        if is_busy() {
+            // The first error is the one to tell.
+            let _ = self.view.root_comms().abort();
+        }
+        let deadline = Deadline::after(AFTER_ABORT);
+        while is_busy() && !deadline.passed() {
+            std::thread::sleep(deadline.slice());
+        }
+    }
+
     /// Fails where the communicator is of another device than the stream.
     fn check_device(&self, name: &str, communicator: &Communicator) -> Result<()> {
-        let (mut device, ours) = (0, self.stream.context().ordinal());
-        let code = match self.device_of {
-            // SAFETY: the communicator is live while it is asked, and the out-parameter is valid.
-            Some(device_of) => Some(communicator.ask_here(|comm| unsafe { device_of(comm, &mut device) })?),
-            None => None,
-        };
-        match code == Some(result::SUCCESS) && usize::try_from(device).ok() != Some(ours) {
-            false => Ok(()),
-            true => Err(Error::invalid(format!(
+        let (library, ours) = (self.view.library()?, self.stream.context().ordinal());
+        let device = communicator.ask_here(|comm| library.device_of(comm))?;
+        match device.filter(|device| usize::try_from(*device).ok() != Some(ours)) {
+            None => Ok(()),
+            Some(device) => Err(Error::invalid(format!(
                 "{name}: the stream is of device {ours}, but the communicator was made on device {device}: make the CudaContext of that device before the world is joined, and the stream in it"
             ))),
         }
@@ -329,6 +336,12 @@ fn failed(name: &str, what: &str, error: DriverError) -> Error {
     Error::new(Status::Device, format!("{name}: {what}: {error}")).with_device_error(error.0 as i32)
 }
 
+/// Asks the driver whether the work on the stream is done.
+fn query(stream: &CudaStream) -> sys::CUresult {
+    // SAFETY: the stream lives as long as the reference.
+    unsafe { sys::cuStreamQuery(stream.cu_stream()) }
+}
+
 /// The streams on which operations were queued, and which may be at work.
 ///
 /// cudarc orders the uses of a buffer only while its context counts more than one stream, and a
@@ -340,9 +353,7 @@ fn keep(stream: &Arc<CudaStream>) {
     let mut done = Vec::new();
     let mut kept = KEPT_STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     for index in (0..kept.len()).rev() {
-        // SAFETY: the stream lives, as it is in the list.
-        let is_done = || unsafe { sys::cuStreamQuery(kept[index].cu_stream()) } == sys::CUresult::CUDA_SUCCESS;
-        if Arc::strong_count(&kept[index]) == 1 && is_done() {
+        if Arc::strong_count(&kept[index]) == 1 && query(&kept[index]) == sys::CUresult::CUDA_SUCCESS {
             done.push(kept.swap_remove(index));
         }
     }

@@ -97,8 +97,9 @@ impl View {
         self.issue(name, index, operands, checked, issue).map_err(|error| self.with_losses(self.with_dim(error, index)))
     }
 
-    /// Runs `issue` on the communicator along dimension `index`. The arguments are checked, except
-    /// whether `buffers` are memory of the communicator's device.
+    /// Runs `issue` on the communicator along dimension `index`. The caller has checked the
+    /// arguments. This function checks only whether `buffers` are memory of the communicator's
+    /// device.
     fn issue(
         &self,
         name: &str,
@@ -282,7 +283,7 @@ impl View {
         match in_place {
             true => Ok(()),
             false => Err(Error::invalid(format!(
-                "{name}: send [{send:#x}, {send_end:#x}) and recv [{recv:#x}, {recv_end:#x}) overlap, but not as in place ({instead}): pass buffers that are apart, or exactly in place"
+                "{name}: send [{send:#x}, {send_end:#x}) and recv [{recv:#x}, {recv_end:#x}) overlap, but not as an in-place call needs ({instead}): pass buffers that do not overlap, or the in-place addresses"
             ))),
         }
     }

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use super::groups;
+use super::names::name_text;
 use super::operations::Operands;
 use super::root::Purpose;
 use super::view::View;
@@ -31,7 +32,7 @@ impl View {
         let is_compared = what.is_compared() && !is_empty && mesh.dim_size(index) > 1;
         let Some(world) = space.world().filter(|_| is_compared) else { return Ok(()) };
         let label = self.recorded_group(index).map_or_else(String::new, |group| group.name().to_owned());
-        let text = format!("{} along {label}", what.text(count, dtype));
+        let text = format!("{} along {}", what.text(count, dtype), name_text(&label));
         let of_root = |scope| space.of_this_mesh(scope);
         let (world, scopes) = (world.rendezvous(), space.control_scopes());
         let scope = scopes.of_group(world, space.id(), of_root, mesh, index, Purpose::Order)?;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::call::Call;
+use super::names::{name_text, names_text};
 use super::next_mesh::{CALL, Job, tell_recovered};
 use super::options::{MeshOptions, RecoverOptions};
 use super::recovering::Way;
@@ -97,8 +98,8 @@ impl Job<'_> {
         format!(
             "{CALL}(shape=({}), names=({}), dim={}{})",
             shape.join(", "),
-            mesh.dim_names().join(", "),
-            mesh.dim_name(self.index),
+            names_text(&mesh.dim_names()),
+            name_text(mesh.dim_name(self.index)),
             MeshOptions::default().dims(self.options.dims.clone()).agreed()
         )
     }

@@ -1,4 +1,4 @@
-//! What a recovery has come to, as programs ask for it.
+//! The result of a recovery, as programs ask for it.
 
 use crate::mesh::Mesh;
 use crate::rendezvous::Epoch;

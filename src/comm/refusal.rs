@@ -5,9 +5,12 @@
 //! once, with an error that names the rank and quotes the refusal. The refusal counts as a call of
 //! the scope on all ranks, so the next call of all ranks meets.
 //!
-//! Two kinds of refusals are not told, because nobody can know which call of the other ranks they
-//! concern: a handle that names no mesh, and an unknown dimension where a communicator is made at
-//! its first use. In the second case the rank notes that it may be behind the others (lazy.rs).
+//! Some refusals are not told, because nobody can know which call of the other ranks they concern:
+//!
+//! - A handle names no mesh.
+//! - A dimension is unknown, in a call of the control plane (control.rs) or where a communicator is
+//!   made at its first use (lazy.rs). The rank then notes that it may be behind the others.
+//! - The list of lost ranks of dm_shrink is wrong in itself (shrink.rs).
 
 use std::time::Duration;
 

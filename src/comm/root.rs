@@ -19,6 +19,7 @@ pub(super) use self::life::{Life, LifeFlag};
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
 use super::ending::abort_all;
+use super::names::made_by;
 use super::options::DimOptions;
 use super::path::MadeDims;
 use super::recovered::Recovered;
@@ -251,12 +252,7 @@ impl RootComms {
     /// Words for messages that tell this mesh from other meshes with the same dimension names.
     pub(super) fn apart(&self) -> String {
         let shape: Vec<String> = self.mesh.shape().iter().map(usize::to_string).collect();
-        let made = match self.id.strip_prefix("mesh").map(|numbers| numbers.split_once('.').unwrap_or(("0", numbers))) {
-            Some(("0", call)) => format!("that call {call} made"),
-            Some((epoch, call)) => format!("that call {call} of epoch {epoch} made"),
-            None => format!("\"{}\"", self.id),
-        };
-        format!("on the mesh of shape ({}) {made}", shape.join(", "))
+        format!("on the mesh of shape ({}) {}", shape.join(", "), made_by(&self.id))
     }
 
     pub(super) fn is_lazy(&self) -> bool {

@@ -14,7 +14,7 @@ use super::communicator::{Communicator, State};
 use super::create::as_weak;
 use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
-use super::names::{parent_config, ranks_text};
+use super::names::{name_text, names_text, parent_config, ranks_text};
 use super::options::{CallOptions, DimOptions, MeshOptions};
 use super::refusal::{on_refusal, tell};
 use super::root::{Life, RootComms, RootSpec};
@@ -103,11 +103,14 @@ impl View {
         lost.sort_unstable();
         lost.dedup();
         let remaining = mesh.without(index, &lost, world.size())?;
-        if world.rendezvous().is_offline() {
-            return Ok(View::of_root(RootComms::create(world, remaining, &Default::default())?));
-        }
         self.check_member()?;
         self.check_can_shrink(world)?;
+        if world.rendezvous().is_offline() {
+            self.end_to_shrink(world);
+            let like = MeshOptions { lazy: space.is_lazy(), timeout: Some(space.timeout()), ..MeshOptions::default() };
+            let root = RootComms::create(world, remaining, &like.dims(self.dims_after(options)))?;
+            return Ok(View::of_root(root));
+        }
         let (mut number, parent) = self.end_to_shrink(world);
         let wait = world.wait(options.timeout.unwrap_or(space.timeout()));
         // Ranks may name different lost ranks. Such ranks may have no survivor in common, and then
@@ -212,8 +215,9 @@ impl View {
         world.alive()
     }
 
-    /// Ends this rank's calls and communicators of the root. Returns the number of this attempt on
-    /// the root, and the communicator over all its ranks, which stays, where there is one.
+    /// Ends this rank's calls and communicators of the root. The first attempt keeps the
+    /// communicator over all ranks of the root, where there is one. Returns the number of this
+    /// attempt on the root, and the communicator that was kept.
     fn end_to_shrink(&self, world: &World) -> (u64, Option<Arc<Communicator>>) {
         let number = self.space().next_shrink_attempt();
         let parent = self.space().parent_to_shrink(world).filter(|_| number == 0);
@@ -221,7 +225,25 @@ impl View {
     }
 
     fn shrink_text(&self, index: usize, what: &str) -> String {
-        format!("dm_shrink(dims=({}), dim={}, {what})", self.mesh().dim_names().join(", "), self.mesh().dim_name(index))
+        let (names, dim) = (names_text(&self.mesh().dim_names()), name_text(self.mesh().dim_name(index)));
+        format!("dm_shrink(dims=({names}), dim={dim}, {what})")
+    }
+
+    /// Returns the options of the new mesh's dimensions: the caller's, or those of this mesh.
+    fn dims_after(&self, options: &CallOptions) -> Vec<DimOptions> {
+        if !options.dims.is_empty() {
+            return options.dims.clone();
+        }
+        let (space, mesh) = (self.space(), self.mesh());
+        let inherited = |index: usize| match space.is_offline() {
+            // A dimension of an offline mesh has no communicator that would have its options.
+            true => {
+                let at = space.mesh().dim_index(mesh.dim_name(index)).ok();
+                at.and_then(|at| space.options_of_dims().get(at).cloned()).unwrap_or_default()
+            }
+            false => space.dim_options(mesh.dim_name(index), mesh.dim_layout(index)),
+        };
+        (0..mesh.ndim()).map(inherited).collect()
     }
 
     /// Returns attempt `number` to go on without the ranks `lost`.
@@ -233,13 +255,8 @@ impl View {
         lost: &[i32],
         options: &CallOptions,
     ) -> Result<Attempt> {
-        let (space, mesh) = (self.space(), self.mesh());
         let (place, scope) = self.attempt_scope(world, number, lost)?;
-        let inherited = |index: usize| space.dim_options(mesh.dim_name(index), mesh.dim_layout(index));
-        let dims = match options.dims.is_empty() {
-            true => (0..mesh.ndim()).map(inherited).collect(),
-            false => options.dims.clone(),
-        };
+        let dims = self.dims_after(options);
         let agreed = MeshOptions::default().dims(dims.clone()).agreed();
         let text = self.shrink_text(index, &format!("lost={}{agreed}", ranks_text(lost)));
         Ok(Attempt { place, scope, text, dims })

@@ -140,8 +140,9 @@ impl View {
 
     /// Sends the next `send_counts[i]` elements of `send` to each rank `i` of the group, and
     /// receives the next `recv_counts[i]` elements of `recv` from it. Each list has a count for
-    /// each rank, and its counts add up to the length of its slice. What one rank sends is what the
-    /// other expects; otherwise all ranks get `Status::Mismatch`. **Collective over the group.**
+    /// each rank, and its counts add up to the length of its slice. If a rank sends another number
+    /// of elements than the receiving rank expects, all ranks get `Status::Mismatch`.
+    /// **Collective over the group.**
     pub fn all_to_allv<T: Element>(
         &self,
         dim: &str,
@@ -250,7 +251,7 @@ impl View {
         }
         if in_group(library) {
             return Err(Error::invalid_state(format!(
-                "{name}: a group puts its work off, but slices are borrowed for the call alone: end the group first"
+                "{name}: a group delays its operations until its end, but the slices are borrowed only for this call: end the group first"
             )));
         }
         Ok(())

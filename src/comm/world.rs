@@ -67,7 +67,8 @@ struct Lent {
 
 /// A world with its communicators.
 pub struct World {
-    /// The communicators of this rank. This field is dropped first, while the world still stands.
+    /// The communicators of this rank. This field is dropped first, while the rest of the world
+    /// still exists.
     comms: CommTable,
     /// How this rank recovers. The value uses the store, so this field is dropped before the
     /// rendezvous.
@@ -89,6 +90,8 @@ pub struct World {
     cancel: Cancel,
     /// Whether the world was finalized.
     is_finalized: AtomicBool,
+    /// Whether dm_world_finalize has done its work. Before that, an abort still ends its waits.
+    pub(super) is_over: AtomicBool,
     /// Whether the other ranks were told that this one takes no further part.
     is_departure_told: AtomicBool,
     /// The root meshes of this world, which its abort ends.
@@ -161,6 +164,7 @@ impl World {
             adopted: Mutex::default(),
             cancel: options.join.cancel.clone(),
             is_finalized: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             is_departure_told: AtomicBool::new(false),
             roots: Mutex::default(),
             singles: Turns::default(),
@@ -265,7 +269,9 @@ impl World {
     /// other ranks learn of the abort when they wait for this rank.
     pub fn abort(&self) -> Result<()> {
         let message = || format!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
-        if !self.cancel.is_raised() {
+        // A world that was finalized has nothing left that an abort could end.
+        let is_over = self.is_over.load(Ordering::SeqCst);
+        if !self.cancel.is_raised() && !is_over {
             log::warn!("{}", message());
         }
         self.cancel.raise();
@@ -274,7 +280,9 @@ impl World {
         let is_first = !self.is_departure_told.swap(true, Ordering::SeqCst);
         if is_first {
             self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.end());
-            publish(|| self.event(events::Kind::Aborted, message()).about(vec![self.rank() as i32]));
+            if !is_over {
+                publish(|| self.event(events::Kind::Aborted, message()).about(vec![self.rank() as i32]));
+            }
             self.rendezvous.leave();
         }
         let mut ended: Vec<_> = self.living_roots().iter().flat_map(|root| root.end_with_world()).collect();

@@ -1,5 +1,5 @@
-//! Which device and which library a world has: what is checked when it is joined, and what the log
-//! says of it.
+//! The device and the communicator library of a world: the checks when a process joins the world,
+//! and the lines about them in the log.
 
 use std::time::Instant;
 

@@ -1,6 +1,7 @@
 //! How a world ends in order: all its ranks finalize all their meshes.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::call::{Call, Peers};
@@ -13,8 +14,12 @@ use crate::wait::{Deadline, Wait};
 
 /// The call as the ranks agree on it, and as messages name it.
 const CALL: &str = "dm_world_finalize()";
-/// How long the ranks that wait for a place may take to be told that the job has ended.
+/// How long dm_world_finalize waits for another thread's recovery, before it tells the ranks that
+/// wait for a place that the job has ended.
 const TELL: Duration = Duration::from_secs(1);
+/// How long it may take to tell them. The rank that serves the store stays for two seconds of this
+/// time, so that they can read it ([`Recovery::end`](crate::rendezvous::Recovery::end)).
+const LONGEST_TELL: Duration = Duration::from_secs(3);
 
 impl World {
     /// Waits for the outstanding work of all meshes of the world, destroys their communicators, and
@@ -26,6 +31,7 @@ impl World {
         self.alive()?;
         if self.rendezvous().is_offline() {
             self.take_to_finalize();
+            self.is_over.store(true, Ordering::SeqCst);
             return Ok(());
         }
         if self.rendezvous().is_at_door() {
@@ -57,10 +63,11 @@ impl World {
     /// Tells the ranks that wait for a place in the mesh that the job has ended. Every rank of the
     /// mesh does that, so it does not matter when one of them dies meanwhile.
     fn tell_end(&self, wait: &Wait) {
-        // The end of the world itself needs the rest of the time more than this note does.
-        let soon = wait.with_deadline(Deadline::after(TELL.min(wait.deadline.left())));
-        let told = self.recovering().wait_and_lock(&soon);
-        let told = told.and_then(|mut way| way.as_mut().map_or(Ok(()), |way| way.recovery.end(wait)));
+        // At most half of the time is spent here, because the end of the meshes needs the rest.
+        let soon = wait.with_deadline(Deadline::after(LONGEST_TELL.min(wait.deadline.left() / 2)));
+        let turn = wait.with_deadline(Deadline::after(TELL.min(soon.deadline.left())));
+        let told = self.recovering().wait_and_lock(&turn);
+        let told = told.and_then(|mut way| way.as_mut().map_or(Ok(()), |way| way.recovery.end(&soon)));
         if let Err(error) = told {
             log::warn!(
                 "rank {}: ranks that wait may not learn that the job has ended: {}",
@@ -87,7 +94,9 @@ impl World {
             end_together(communicators, |communicator| communicator, |communicator| end(communicator, peers))
         };
         let outcome = all_of(&others);
-        outcome.and(all_of(&parents))
+        let outcome = outcome.and(all_of(&parents));
+        self.is_over.store(true, Ordering::SeqCst);
+        outcome
     }
 }
 
@@ -107,5 +116,50 @@ fn end(communicator: &Arc<Communicator>, peers: Peers<'_>) -> Result<()> {
         None => finalize(communicator, peers.wait(), &|error| {
             peers.tell(error);
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Barrier, Mutex};
+
+    use super::*;
+    use crate::comm::recovering::{Beginning, Way};
+    use crate::comm::two_ranks::two_ranks_over;
+    use crate::comm::view::View;
+    use crate::error::Error;
+    use crate::rendezvous::store::{Hooked, MemoryStore};
+
+    /// Telling must leave time for the end of the meshes.
+    #[test]
+    fn ranks_that_wait_are_told_of_the_end_in_a_part_of_the_time() {
+        let (is_ending, left) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (ending, seen) = (Arc::clone(&is_ending), Arc::clone(&left));
+        let before = move |operation: &str, _: usize, wait: &Wait| match ending.load(Ordering::SeqCst) {
+            true if operation == "set_once" => {
+                seen.lock().unwrap().push(wait.deadline.left());
+                Err(Error::store("the store is ill"))
+            }
+            _ => Ok(()),
+        };
+        let both = Barrier::new(2);
+        two_ranks_over(Arc::new(Hooked { store: MemoryStore::new(), before }), |world| {
+            let mesh = View::init(world, &[2], &["dp"]).unwrap();
+            both.wait();
+            if world.rank() == 0 {
+                let root = mesh.root_comms();
+                let beginning = Beginning { id: root.id(), mesh: root.mesh(), text: String::new() };
+                Way::begin(&mut world.recovering().lock().unwrap(), world.rendezvous(), &beginning, 0).unwrap();
+                is_ending.store(true, Ordering::SeqCst);
+                world.tell_end(&Wait::after(Duration::from_secs(20)));
+                world.tell_end(&Wait::after(Duration::from_secs(2)));
+                is_ending.store(false, Ordering::SeqCst);
+            }
+            both.wait();
+            world.finalize(None).unwrap();
+        });
+        let left = left.lock().unwrap();
+        assert!(left.len() == 2 && left[0] <= LONGEST_TELL && left[1] <= Duration::from_secs(1), "{left:?}");
     }
 }

@@ -49,8 +49,9 @@ impl Queue {
         self.descriptor.as_ref().expect("a queue that is polled has a descriptor").as_fd()
     }
 
-    /// Adds an event, or counts it where the queue is full. Slow calls are told of again, so in a
-    /// full queue an event of another kind takes the place of the last slow call.
+    /// Adds an event, or counts the event as left out where the queue is full. A slow call gives
+    /// further events while it lasts, so in a full queue an event of another kind takes the place
+    /// of the last slow call.
     pub(super) fn push(&self, event: Event) {
         let mut pending = self.lock();
         if pending.events.len() == MOST {

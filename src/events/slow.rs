@@ -2,8 +2,8 @@
 //! waits that are noted in waits.rs.
 //!
 //! So a slow call is found while its thread is blocked in the host engine, in an agreement of the
-//! ranks or in NCCL, and the call itself has no work with this search. dm_stream_wait and
-//! dm_recover note their waits themselves.
+//! ranks or in NCCL, and that thread does nothing for the search. dm_stream_wait and dm_recover
+//! note their waits themselves.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -38,7 +38,7 @@ pub(super) unsafe fn optional_text<'a>(what: impl Display, string: *const c_char
     }
 }
 
-/// `count` values; an empty slice when there are none.
+/// Reads a list of `count` values. It is empty, whatever `values` is, when `count` is 0.
 ///
 /// # Safety
 /// `values` is NULL or points to `count` readable values that live as long as the result is used.
@@ -68,7 +68,7 @@ pub(super) unsafe fn short_list<'a, T>(what: &str, values: *const T, count: usiz
     unsafe { list(what, values, count) }
 }
 
-/// `count` numbers of ranks, each of which describes a dimension.
+/// Reads the sizes of `count` dimensions, in ranks. No size is negative.
 ///
 /// # Safety
 /// The conditions of [`list`] hold.
@@ -78,7 +78,7 @@ pub(super) unsafe fn sizes(what: &str, values: *const i32, count: usize) -> Resu
     values.iter().enumerate().map(|(index, value)| natural(format_args!("{what}[{index}]"), *value)).collect()
 }
 
-/// A number of ranks, or an index of a rank.
+/// Reads a number of ranks, or the index of a rank. Fails when it is negative.
 pub(super) fn natural(what: impl Display, value: i32) -> Result<usize> {
     usize::try_from(value).map_err(|_| Error::invalid(format!("{what} is {value}, which is negative")))
 }
@@ -207,7 +207,8 @@ fn check_size(what: &str, size: usize, least: usize) -> Result<()> {
         size if (size_of::<usize>()..least).contains(&size) => {
             format!("but the struct has at least {least} bytes in version {}", env!("CARGO_PKG_VERSION"))
         }
-        size if !(least..=MAX_STRUCT_SIZE).contains(&size) => format!("but the struct has at least {least} bytes"),
+        size if size < least => format!("but the struct has at least {least} bytes"),
+        size if size > MAX_STRUCT_SIZE => format!("but no struct has more than {MAX_STRUCT_SIZE} bytes"),
         size if size % size_of::<usize>() != 0 => format!("which is no multiple of {}", size_of::<usize>()),
         _ => return Ok(()),
     };
@@ -224,10 +225,15 @@ pub(super) fn check_flags(what: &str, flags: u32, known: u32) -> Result<()> {
 
 /// A timeout in milliseconds; 0 is the default.
 pub(super) fn timeout(what: &str, millis: i64) -> Result<Option<Duration>> {
+    milliseconds(what, millis, "a timeout is in milliseconds, 0 for the default")
+}
+
+/// A time in milliseconds. `meaning` says in the message what the number means, and what 0 does.
+pub(super) fn milliseconds(what: &str, millis: i64, meaning: &str) -> Result<Option<Duration>> {
     match u64::try_from(millis) {
         Ok(0) => Ok(None),
         Ok(millis) => Ok(Some(Duration::from_millis(millis))),
-        Err(_) => Err(Error::invalid(format!("{what} is {millis}; a timeout is in milliseconds, 0 for the default"))),
+        Err(_) => Err(Error::invalid(format!("{what} is {millis}; {meaning}"))),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use super::arguments::{check_room, give_each, give_len, give_list, give_text, optional_text};
-use super::dim::{dim_text, mesh_along};
+use super::dim::dim_text;
 use super::guard::{ask, guard_or};
 use super::make::{MESHES, find};
 use super::pointers::out;
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_
         let dim = unsafe { optional_text("dim", dim)? };
         let size = MESHES.with(mesh as usize, |quick| match dim {
             None => Ok(quick.mesh.size()),
-            Some(dim) => quick.mesh.along(Some(dim)).map(|(mesh, index)| mesh.dim_size(index)),
+            Some(dim) => quick.mesh.layout_along(Some(dim)).map(|layout| layout.size()),
         })??;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { size_out.write(size as i32) };
@@ -249,10 +249,12 @@ pub unsafe extern "C" fn dm_group_ranks(
     len_out: *mut usize,
 ) -> dm_status {
     ask(|| {
+        let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
+        let dim = unsafe { dim_text(dim)? };
         // SAFETY: the caller's contract. The length is known also where this rank has no place.
-        unsafe { give_len(mesh.dim_size(index), len_out)? };
+        unsafe { give_len(view.mesh().layout_along(dim)?.size(), len_out)? };
+        let (mesh, index) = view.mesh().along(dim)?;
         // A rank outside the mesh has no group along the dimension, of whatever size.
         mesh.local_rank(index)?;
         // SAFETY: the caller's contract.
@@ -281,11 +283,14 @@ pub unsafe extern "C" fn dm_replica_groups(
 ) -> dm_status {
     ask(|| {
         // SAFETY: the caller's contract.
-        let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
+        let dim = unsafe { optional_text("dim", dim)? };
+        let view = find(mesh)?;
+        // The groups of the whole root mesh do not depend on the view's own ranks.
+        let layout = view.mesh().layout_along(dim)?;
         // SAFETY: the caller's contract.
         unsafe {
-            check_room("ranks", mesh.root_size(), ranks, capacity, len_out)?;
-            give_list("ranks", &mesh.replica_groups(index), ranks, capacity, len_out)
+            check_room("ranks", view.mesh().root_size(), ranks, capacity, len_out)?;
+            give_list("ranks", &view.mesh().groups_along(&layout), ranks, capacity, len_out)
         }
     })
 }

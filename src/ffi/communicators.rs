@@ -62,8 +62,8 @@ pub unsafe extern "C" fn dm_get_comm(mesh: *const dm_mesh, dim: *const c_char, c
 /// communicators. When the process has several copies of NCCL, the function is of the right one.
 /// The call also works on cpu, where no NCCL is linked.
 ///
-/// Local. Cast *proc_out to the function's type, for example decltype(&ncclAllReduce). It stays
-/// valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
+/// Local. Cast *proc_out to the function's type, for example decltype(&ncclAllReduce). The address
+/// stays valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
 /// version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_INVALID_ARGUMENT.
 ///
@@ -125,13 +125,13 @@ pub unsafe extern "C" fn dm_get_device_proc(
 /// ```
 ///
 /// Local, for the whole process; call it before anything else of device type cuda or NULL. Without
-/// it the library loads a shared NCCL, and a communicator of that copy crashes in the functions
-/// that the program links. dm_world_options.ccl_library goes before the resolver, and the resolver
-/// before DM_CCL_LIBRARY. This call and dm_get_proc call resolve, from any thread, until the
-/// process ends. resolve NULL removes an earlier resolver. Not every rank needs one, but all ranks
-/// need the same release of NCCL. docs/nccl.md lists the functions that must be there. Errors:
-/// DM_STATUS_LIBRARY (a function is missing; it is named), DM_STATUS_INVALID_STATE (device type
-/// cuda is in use already).
+/// this call the library loads a shared NCCL, and a communicator of that copy crashes in the
+/// functions that the program links. dm_world_options.ccl_library goes before the resolver, and the
+/// resolver before DM_CCL_LIBRARY. This call, dm_get_proc and dm_get_device_proc call resolve, from
+/// any thread, until the process ends. resolve NULL removes an earlier resolver. Not every rank
+/// needs one, but all ranks need the same release of NCCL. docs/nccl.md lists the functions that
+/// must be there. Errors: DM_STATUS_LIBRARY (a function is missing; it is named),
+/// DM_STATUS_INVALID_STATE (device type cuda is in use already).
 ///
 /// # Safety
 /// resolve is NULL or gives functions as nccl.h declares them, and may be called with user_data

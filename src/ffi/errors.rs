@@ -23,7 +23,7 @@ pub extern "C" fn dm_status_name(status: dm_status) -> *const c_char {
 /// call has failed yet.
 ///
 /// Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not
-/// clear it.
+/// clear the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_last_error() -> *const c_char {
     with_last(|last| last.map_or(NO_ERROR.as_ptr(), |last| last.message.as_ptr()))

@@ -8,7 +8,9 @@ use std::ptr::null;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::arguments::{check_flags, check_reserved, check_struct, give_text, read_struct, timeout, write_struct};
+use super::arguments::{
+    check_flags, check_reserved, check_struct, give_text, milliseconds, read_struct, timeout, write_struct,
+};
 use super::guard::{free, guard};
 use super::handles::Table;
 use super::kinds::HandleKind;
@@ -226,7 +228,8 @@ pub unsafe extern "C" fn dm_events_next(
         let events = QUEUES.get(events as usize)?;
         // SAFETY: the caller's contract. Nothing is taken for a caller who cannot get it.
         unsafe { check_struct("event_out", event_out)? };
-        let timeout = timeout("timeout_ms", timeout_ms)?.unwrap_or(Duration::ZERO);
+        let meaning = "a timeout is in milliseconds, 0 to take an event without waiting";
+        let timeout = milliseconds("timeout_ms", timeout_ms, meaning)?.unwrap_or(Duration::ZERO);
         let is_ending = |_| {
             Error::invalid_state("dm_events_next: this thread ends, so it can keep no event: call from another thread")
         };

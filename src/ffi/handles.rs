@@ -130,8 +130,8 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         let unlinked = place.entry.compare_exchange(shared, Shared::null(), Relaxed, Relaxed, &guard);
         unlinked.map_err(|_| self.unknown(token))?;
         let value = entry.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // SAFETY: the entry was unlinked just now, by this thread alone, so nobody reaches it any
-        // more who was not pinned before.
+        // SAFETY: this thread alone has unlinked the entry just now. So only threads that were
+        // pinned before can still reach the entry.
         unsafe { guard.defer_destroy(shared) };
         let generation = (token >> SLOT_BITS & MASK) + 1;
         if generation <= MASK {

@@ -13,8 +13,8 @@ use super::types::{dm_mesh, dm_status};
 use crate::error::Error;
 
 /// Returns the asynchronous error of dim's communicator: DM_STATUS_OK while it works, while it is
-/// being made, and before it is made (DM_INIT_LAZY). dim NULL stands for every communicator of the
-/// mesh all of whose ranks are in the view: those of its dimensions, and flattened ones. The first
+/// being made, and before it is made (DM_INIT_LAZY). dim NULL: all communicators of the mesh that
+/// have no rank outside the view. These are those of its dimensions, and flattened ones. The first
 /// error counts.
 ///
 /// Local: it makes no communicator, and waits for no rank and for no work. On cuda it waits for the
@@ -235,8 +235,9 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
 /// CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
 /// dm_world_abort), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
-/// DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as
-/// rank 0's does, and then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+/// DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank is lost; or the lost rank served the
+/// store, as rank 0 may do, and then no call succeeds any more), DM_STATUS_CCL,
+/// DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; lost_ranks is NULL or has num_lost elements; mesh_out is NULL or

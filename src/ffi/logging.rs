@@ -21,7 +21,7 @@ pub const DM_LOG_INFO: dm_log_level = 3;
 /// Each step of joining, each agreement of the ranks, each error that a caller gets.
 pub const DM_LOG_DEBUG: dm_log_level = 4;
 
-/// Sets what the library logs, and where. It replaces the level that the environment variable
+/// Sets what the library logs, and where. The level replaces the one that the environment variable
 /// DM_LOG (error, warn, info or debug) has set. Without the call and the variable nothing is
 /// logged.
 ///

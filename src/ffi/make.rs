@@ -94,8 +94,10 @@ pub unsafe extern "C" fn dm_init(
         release::check()?;
         // SAFETY: the caller's contract.
         let (world, named) = unsafe { (given_world(options)?, optional_text("device_type", device_type)) };
-        let named = named.and_then(ccl::device_type).ok();
-        telling(world.clone().or_else(|| default_world_to_tell(named)), || {
+        // A call with a world does not look for the default world: for a device type that is NULL
+        // that may load a library for cuda.
+        let default_world = || default_world_to_tell(named.and_then(ccl::device_type).ok());
+        telling(world.clone().or_else(default_world), || {
             let mesh_out = out("mesh_out", mesh_out)?;
             // SAFETY: the caller's contract.
             let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options, world)? };

@@ -1,9 +1,10 @@
-//! The C ABI: argument checks, the handle table, and one guard around every export. No logic.
+//! The C ABI: argument checks, the handle table, and one guard around every export. The layers
+//! below do the work.
 //!
 //! include/devicemesh.h is generated from the files of this folder (`make header`), so their doc
-//! comments are the C documentation. Rules that hold for every function: one that can fail in
-//! several ways returns a status (a few questions return a value, which says "none" instead),
-//! outputs come last and are written on success only, NULL is checked, strings are copied in, a
+//! comments are the C documentation. These rules hold for every function. A function that can fail
+//! returns a status (a few questions return a value instead, and one value then says "none").
+//! Outputs come last and are written on success only. NULL is checked, strings are copied in, and a
 //! panic becomes `DM_STATUS_INTERNAL`.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the C header's, where brackets are indices")]

@@ -1,6 +1,5 @@
 //! The options structs, read into the types of the layers below.
 
-use std::ffi::c_char;
 use std::sync::Arc;
 
 use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
@@ -42,8 +41,9 @@ pub(super) struct WorldOptions {
 
 impl WorldOptions {
     /// Waits until nobody uses the caller's callbacks any more, after no world was made with them.
-    /// A join that was ended early tells the other ranks so on a thread of its own, which takes a
-    /// few seconds at most.
+    /// A join that was ended early tells the other ranks so on a thread of its own, which takes
+    /// about ten seconds at most where the callbacks return soon. The wait has no deadline, because
+    /// the caller may free the data of the callbacks when dm_world_init has returned.
     pub(super) fn let_callbacks_go(&self) {
         if let Some(callbacks) = &self.callbacks {
             callbacks.await_owners(1 + usize::from(self.world.join.store.is_some()));
@@ -236,7 +236,7 @@ pub(super) unsafe fn read_dim_options(given: GivenDims, count: usize, owner: &st
         let name = match given.comm_name.is_null() {
             true => None,
             // SAFETY: the caller's contract.
-            false => Some(unsafe { text("comm_name", given.comm_name as *const c_char)?.to_owned() }),
+            false => Some(unsafe { text(format_args!("{what}[{index}].comm_name"), given.comm_name)?.to_owned() }),
         };
         list.push(DimOptions { own: given.flags & DM_DIM_OWN_COMM != 0, config, name });
         // SAFETY: still within the array or one past its end.

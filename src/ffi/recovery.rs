@@ -6,7 +6,7 @@ use std::ptr::null;
 use std::time::Duration;
 
 use super::arguments::{
-    check_flags, check_reserved, check_struct, natural, optional_text, read_struct, timeout, write_struct,
+    check_flags, check_reserved, check_struct, milliseconds, natural, optional_text, read_struct, timeout, write_struct,
 };
 use super::guard::guard;
 use super::make::{find, give};
@@ -28,9 +28,9 @@ pub const DM_RECOVER_HAS_STATE: u32 = 1;
 pub const DM_RECOVER_ANY_STATE: u32 = 2;
 
 /// Recover flag: the mesh may get more indices of its outermost dimension, when new processes fill
-/// them (dm_world_options.join). dm_recover_options.max_size bounds them. The outermost dimension
-/// must be dim, because no rank has the state of new indices along another one, unless the flag
-/// DM_RECOVER_ANY_STATE is given, too.
+/// them (dm_world_options.join). dm_recover_options.max_size bounds them. dim must be the outermost
+/// dimension. With DM_RECOVER_ANY_STATE dim may be another one. (New indices along another
+/// dimension have no replica that has their state.)
 pub const DM_RECOVER_GROW: u32 = 4;
 
 /// How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
@@ -113,13 +113,13 @@ pub struct dm_recovery {
 ///
 /// Collective over the ranks of the world that live, also those that are not in the mesh: spares,
 /// and ranks whose replica was left out. Such a rank waits in the call until it gets a place. mesh
-/// is the root mesh that the last dm_recover gave, or before the first one any root mesh, which
-/// all ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The
-/// call ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls
-/// that are blocked in any of their views return. On the other ranks, calls that are blocked in
-/// the store, in the host engine or in dm_stream_wait give DM_STATUS_PEER_LOST with this rank,
-/// also where they wait for another rank, which hangs. Dimensions that were made (dm_flatten ...)
-/// exist in the new mesh under their names, as long as their sizes still fit, and names of
+/// is the root mesh of the last dm_recover. Before the first dm_recover it may be any root mesh,
+/// but the same one on all ranks. All other root meshes of the world end, too: make them anew by
+/// dm_init. The call ends the meshes on this rank as dm_abort does, unless this rank refuses the
+/// call: calls that are blocked in any of their views return. On the other ranks, calls that are
+/// blocked in the store, in the host engine or in dm_stream_wait give DM_STATUS_PEER_LOST with this
+/// rank, also where they wait for another rank, which hangs. Dimensions that were made (dm_flatten
+/// ...) exist in the new mesh under their names, as long as their sizes still fit, and names of
 /// dm_register lead to its views.
 ///
 /// A rank that holds a place and lives keeps it. A process that has come back as a lost rank (see
@@ -234,8 +234,17 @@ unsafe fn read_recover_options(options: *const dm_recover_options, ndim: usize) 
     Ok(RecoverOptions {
         dim: dim.map(str::to_owned),
         timeout: timeout("options.timeout_ms", given.timeout_ms)?,
-        replace: timeout("options.replace_ms", given.replace_ms)?.unwrap_or(Duration::ZERO),
-        silent: timeout("options.silent_ms", given.silent_ms)?,
+        replace: milliseconds(
+            "options.replace_ms",
+            given.replace_ms,
+            "this time is in milliseconds, 0 to take the processes that wait already",
+        )?
+        .unwrap_or(Duration::ZERO),
+        silent: milliseconds(
+            "options.silent_ms",
+            given.silent_ms,
+            "this time is in milliseconds, 0 to leave out no silent rank",
+        )?,
         min_size: natural("options.min_size", given.min_size)?,
         has_state: given.flags & DM_RECOVER_HAS_STATE != 0,
         any_state: given.flags & DM_RECOVER_ANY_STATE != 0,

@@ -56,14 +56,14 @@ pub const DM_WORLD_DEVICE: u32 = 2;
 
 /// How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without
 /// that variable, the process joins the running job if the store's server knows that the earlier
-/// process of its rank is lost. Otherwise it joins a new world.
+/// process of its rank is lost. Otherwise the process joins a new world.
 pub const DM_JOIN_AUTO: u32 = 0;
 
 /// The process joins a new world, together with all its ranks.
 pub const DM_JOIN_NEW: u32 = 1;
 
 /// The process joins the running job in place of the process that had its rank before. Where no job
-/// runs yet, it joins a new world.
+/// runs yet, the process joins a new world.
 pub const DM_JOIN_RUNNING: u32 = 2;
 
 /// How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.
@@ -166,8 +166,10 @@ pub const DM_STORE_NOT_YET: i32 = 100;
 /// other number says that the service is broken: the call that needed the service fails at once
 /// with DM_STATUS_STORE, and the message has the number. Keys and values belong to the library and
 /// are valid during the call, so a function copies what it keeps. A function must return soon (get
-/// by its timeout), because no deadline and no abort of the library ends it. A C++ exception may
-/// not leave it. Initialise with DM_STORE_CALLBACKS_INIT.
+/// by its timeout), because no deadline and no abort of the library ends it. If dm_world_init fails
+/// or is aborted, it returns only after its last call of these functions. Until then dm_world_init
+/// tells the other ranks of the failure, which takes at most about ten seconds if the functions
+/// return soon. A C++ exception may not leave a function. Initialise with DM_STORE_CALLBACKS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_store_callbacks {
@@ -182,8 +184,8 @@ pub struct dm_store_callbacks {
     /// Waits for key, timeout_ms milliseconds at most; with 0 it looks once. When the key is there,
     /// copies at most capacity bytes of its value to value, writes the length of the whole value to
     /// len_out, and returns 0. The library calls again with a larger buffer where that length is
-    /// more than capacity. When the key did not come in time, it returns DM_STORE_NOT_YET and
-    /// writes nothing.
+    /// more than capacity. When the key did not come in time, the function returns DM_STORE_NOT_YET
+    /// and writes nothing.
     pub get: Option<
         unsafe extern "C" fn(
             user_data: *mut c_void,
@@ -201,11 +203,12 @@ pub struct dm_store_callbacks {
     >,
     /// Called exactly once, when the world is gone: inside the dm_world_free that frees its last
     /// handle, or on a thread of the library where a mesh was freed last. No other function is
-    /// called any more by then. It is not called where dm_world_init failed. May be NULL.
+    /// called any more by then. This function is not called where dm_world_init failed. May be
+    /// NULL.
     pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
-    /// Removes key; a key that is not there is no error. The library ignores the number that it
-    /// returns. May be NULL: then everything that the library has stored stays in the caller's
-    /// service, some kilobytes for each collective call.
+    /// Removes key; a key that is not there is no error. The library ignores the number that the
+    /// function returns. May be NULL: then everything that the library has stored stays in the
+    /// caller's service, some kilobytes for each collective call.
     pub remove: Option<unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char) -> i32>,
     /// Stores len bytes under key if the value there is the expected one, atomically over all
     /// ranks; an expected_len of 0 means that the key is not there. Afterwards copies at most
@@ -243,9 +246,9 @@ pub struct dm_dim_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// NULL or the caller's ncclConfig_t. The library copies it by its own size field, with its
-    /// strings (netName, commName). A dimension with a config does not share its communicator. All
-    /// fields but the names must be the same on every rank.
+    /// NULL or the caller's ncclConfig_t. The library copies the config by the config's own size
+    /// field, with its strings (netName, commName). A dimension with a config does not share its
+    /// communicator. All fields but the names must be the same on every rank.
     pub nccl_config: *const c_void,
     /// The communicator's name in the library's logs. NULL: "mesh_" and the dimension's name.
     pub comm_name: *const c_char,
@@ -283,7 +286,7 @@ pub struct dm_init_options {
     /// dim_options is NULL.
     pub num_dim_options: usize,
     /// How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
-    /// as the world's. It does not bound work that a call on cuda has put on a stream: see
+    /// as the world's. The timeout does not bound work that a call on cuda has put on a stream: see
     /// dm_stream_wait and dm_abort.
     pub timeout_ms: i64,
 }
@@ -347,6 +350,7 @@ pub struct dm_placement {
     /// lowest order splits first, and equal orders split in the order of the mesh. With all orders
     /// 0 the dimensions split from left to right, as in PyTorch.
     pub order: i32,
-    /// Must be 0. An initialiser that ends before it, as in `{DM_SHARD, 0, 1}`, makes it 0.
+    /// Must be 0. An initialiser that ends before this field, as in `{DM_SHARD, 0, 1}`, makes the
+    /// field 0.
     pub reserved: [u32; 5],
 }

@@ -52,10 +52,11 @@ pub unsafe extern "C" fn dm_slice(
 /// DM_DIM_OWN_COMM. options NULL: the defaults; its dim_options has one element. The caller frees
 /// the handle with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (a dimension or another flattened dimension has the name),
-/// DM_STATUS_INVALID_STATE (a CUDA graph is being captured), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
-/// DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
-/// DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT (a dimension has the name; dm_flatten or dm_reshape has given
+/// the name to other groups), DM_STATUS_INVALID_STATE (a CUDA graph is being captured),
+/// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms
+/// without a world).
 ///
 /// # Safety
 /// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes, and its
@@ -128,8 +129,9 @@ pub unsafe extern "C" fn dm_unflatten(
 /// ```
 ///
 /// Here the call checks that pp has the same stages as before, and etp shares the communicator of
-/// tp. options NULL: the defaults; its dim_options has ndim elements, one per new dimension. The
-/// caller frees the handle with dm_free.
+/// tp. From now on dm_flatten refuses edp, ep and etp as names for other groups. options NULL: the
+/// defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
+/// with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (the shape; a repeated name; a name that means other groups,
 /// and the message has both layouts), and those of dm_flatten.
@@ -168,8 +170,10 @@ pub unsafe extern "C" fn dm_reshape(
 /// among the ranks that are left. Calls on the result that make something (dm_flatten ...) are
 /// collective over these ranks. The other dimensions keep their communicators. dm_root gives the
 /// root mesh that this view belongs to, with all its ranks; the result ends with that mesh. A range
-/// of all indices is the view itself. options NULL: the defaults; its dim_options has one element,
-/// for what is left of dim. The caller frees the handle with dm_free.
+/// of all indices is the view itself. The result knows those flattened dimensions of the root mesh
+/// whose groups the range leaves whole. In the range, a name that a call on the range has given to
+/// other groups means only these groups. options NULL: the defaults; its dim_options has one
+/// element, for what is left of dim. The caller frees the handle with dm_free.
 ///
 /// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
 /// over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the

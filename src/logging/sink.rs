@@ -110,8 +110,8 @@ impl Log for Sink {
         metadata.level() <= log::max_level() && (target.starts_with("devicemesh") || target.starts_with("hostccl"))
     }
 
-    /// Writes one record. Does nothing in a forked child, and for records that the callback causes
-    /// by calls of its own, which would never end.
+    /// Writes one record. Does nothing in a forked child. Drops a record that the callback causes
+    /// by calls of its own, because the records would never end.
     fn log(&self, record: &Record<'_>) {
         if !self.enabled(record.metadata()) || fork::is_child() {
             return;

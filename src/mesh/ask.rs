@@ -31,7 +31,7 @@ impl Mesh {
     /// Returns the name of a dimension.
     ///
     /// # Panics
-    /// Where no dimension has this index, as a slice does.
+    /// Panics where no dimension has this index, as a slice does.
     pub fn dim_name(&self, index: usize) -> &str {
         &self.dims[index].name
     }
@@ -44,7 +44,7 @@ impl Mesh {
     /// Returns the layout of a dimension over the root's positions.
     ///
     /// # Panics
-    /// Where no dimension has this index, as a slice does.
+    /// Panics where no dimension has this index, as a slice does.
     pub fn dim_layout(&self, index: usize) -> &Dim {
         &self.dims[index].dim
     }
@@ -57,7 +57,7 @@ impl Mesh {
     /// Returns the size of a dimension in ranks.
     ///
     /// # Panics
-    /// Where no dimension has this index, as a slice does.
+    /// Panics where no dimension has this index, as a slice does.
     pub fn dim_size(&self, index: usize) -> usize {
         self.dims[index].dim.size()
     }
@@ -261,9 +261,14 @@ impl Mesh {
     /// ```
     ///
     /// # Panics
-    /// Where no dimension has this index, as a slice does.
+    /// Panics where no dimension has this index, as a slice does.
     pub fn replica_groups(&self, index: usize) -> Vec<i32> {
-        let dim = &self.dims[index].dim;
+        self.groups_along(&self.dims[index].dim)
+    }
+
+    /// Returns all groups along a dimension of that layout over the root's positions, which cover
+    /// the root mesh. Otherwise does what [`replica_groups`](Mesh::replica_groups) does.
+    pub(crate) fn groups_along(&self, dim: &Dim) -> Vec<i32> {
         let firsts = (0..self.root.size).filter(|position| dim.base(*position) == *position);
         let group = |first| (0..dim.size()).map(move |index| self.rank_at(first + dim.offset(index)));
         firsts.flat_map(group).collect()

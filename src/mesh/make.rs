@@ -114,6 +114,7 @@ impl Mesh {
             rank,
             position,
             flattened: RwLock::default(),
+            reshaped: RwLock::default(),
         };
         Ok(Mesh { root: Arc::new(root), dims, base: 0, mine: position.is_some() })
     }

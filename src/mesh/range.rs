@@ -53,6 +53,7 @@ impl Mesh {
             rank: self.root.rank,
             position,
             flattened: RwLock::default(),
+            reshaped: RwLock::default(),
         };
         Ok(Mesh { root: Arc::new(root), dims, base, mine: self.mine && position.is_some() })
     }

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, RwLock};
 
 use ndarray::Array1;
-use once_cell::sync::OnceCell;
+use once_cell::race::OnceBox;
 
 use crate::digest::Fnv1a;
 use crate::layout::{Dim, Subrange};
@@ -39,6 +39,9 @@ pub(crate) struct Root {
     pub(super) position: Option<usize>,
     /// Flattened dimensions. Every view that holds their digits knows them by name.
     pub(super) flattened: RwLock<Vec<NamedDim>>,
+    /// Dimensions that reshape made. Only the reshaped views know them by name, but no flattened
+    /// dimension may have such a name for other groups.
+    pub(super) reshaped: RwLock<Vec<NamedDim>>,
 }
 
 /// The world rank at each position. It is cheap to clone, and equal maps give the same ranks.
@@ -52,21 +55,22 @@ pub(crate) enum RankMap {
     Within(Arc<Root>, Arc<Subrange>),
 }
 
-/// Distinct world ranks, row-major.
+/// Distinct world ranks, row-major. Several threads that need the digest or the order for the first
+/// time may each make it. So no thread waits for another one, which a forked child may not have.
 #[derive(Debug)]
 pub(crate) struct Listed {
     /// The world rank at each position.
     ranks: Array1<i32>,
     /// A digest of the ranks, by which maps are told apart. It is made when two maps are compared.
-    digest: OnceCell<u64>,
+    digest: OnceBox<u64>,
     /// The positions ordered by their ranks. The order is made for the first question about the
     /// rank of another process.
-    by_rank: OnceCell<Vec<u32>>,
+    by_rank: OnceBox<Vec<u32>>,
 }
 
 impl Listed {
     pub(super) fn new(ranks: Array1<i32>) -> Listed {
-        Listed { ranks, digest: OnceCell::new(), by_rank: OnceCell::new() }
+        Listed { ranks, digest: OnceBox::new(), by_rank: OnceBox::new() }
     }
 
     pub(super) fn ranks(&self) -> &Array1<i32> {
@@ -75,7 +79,7 @@ impl Listed {
 
     fn digest(&self) -> u64 {
         let bytes = || self.ranks.iter().flat_map(|rank| rank.to_le_bytes());
-        *self.digest.get_or_init(|| Fnv1a::default().bytes(bytes()).value())
+        *self.digest.get_or_init(|| Box::new(Fnv1a::default().bytes(bytes()).value()))
     }
 
     fn position(&self, rank: i32) -> Option<usize> {
@@ -83,7 +87,7 @@ impl Listed {
             // A root has at most i32::MAX positions.
             let mut order: Vec<u32> = (0..self.ranks.len() as u32).collect();
             order.sort_unstable_by_key(|position| self.ranks[*position as usize]);
-            order
+            Box::new(order)
         });
         let at = by_rank.binary_search_by_key(&rank, |position| self.ranks[*position as usize]).ok()?;
         Some(by_rank[at] as usize)

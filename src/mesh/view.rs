@@ -1,6 +1,7 @@
 //! Views of views: slice, flatten, unflatten, reshape, concatenate, parallel copies.
 
-use std::sync::{Arc, PoisonError};
+use std::borrow::Cow;
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use super::make::{Mesh, check_names, list};
 use super::root::{NamedDim, RankMap, Root};
@@ -142,7 +143,7 @@ impl Mesh {
         let flat = self.root.flat_dims();
         for named in &dims {
             let known = self.dims.iter().chain(self.root.dims.iter()).chain(&flat);
-            if let Some(other) = known.into_iter().find(|known| known.name == named.name && known.dim != named.dim) {
+            if let Some(other) = known.into_iter().find(|known| known.is_namesake(named)) {
                 return Err(Error::invalid(format!(
                     "dimension {} of shape ({}) would have (size, stride) {:?}, but {} has {:?} under that name: one name would mean two sets of groups",
                     named.name,
@@ -156,7 +157,29 @@ impl Mesh {
         Ok(Mesh { dims: dims.into(), ..self.clone() })
     }
 
-    /// Views of one root side by side, with their dimensions in order. The views may not overlap.
+    /// Notes the dimensions of this reshaped view in its root, so that [`flatten`](Mesh::flatten)
+    /// refuses their names for other groups. Each rank has a root of its own, so every rank that has
+    /// reshaped must call this function. A second call is no error.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["pp", "dp", "tp"];
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 5).names(&names);
+    /// let mesh = Mesh::new(&spec).unwrap();
+    /// mesh.reshape(&[2, 4], &["pp", "ep"]).unwrap().keep_names();
+    /// assert!(mesh.slice(&["dp", "tp"]).unwrap().flatten(Some("ep")).is_ok()); // the same groups
+    /// assert!(mesh.slice(&["pp", "dp"]).unwrap().flatten(Some("ep")).is_err());
+    /// ```
+    pub fn keep_names(&self) {
+        let mut reshaped = self.root.reshaped.write().unwrap_or_else(PoisonError::into_inner);
+        // Flattened dimensions never take the name of a dimension of the root.
+        let is_new = |named: &&NamedDim| !self.root.dims.contains(named) && !reshaped.contains(named);
+        let new: Vec<NamedDim> = self.dims.iter().filter(is_new).cloned().collect();
+        reshaped.extend(new);
+    }
+
+    /// Makes one view of several views of one root. It has the dimensions of all of them, in order.
+    /// The views may not overlap.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -246,6 +269,17 @@ impl Mesh {
         }
     }
 
+    /// Returns the layout of the dimension of that name, which this view has, or which is a
+    /// flattened dimension that this view holds. This rank need not be in the view. On a
+    /// one-dimensional view the name may be left out.
+    pub(crate) fn layout_along(&self, name: Option<&str>) -> Result<Cow<'_, Dim>> {
+        match (self.dim_index_or_only(name), name) {
+            (Ok(index), _) => Ok(Cow::Borrowed(&self.dims[index].dim)),
+            (Err(error), None) => Err(error),
+            (Err(_), Some(name)) => Ok(Cow::Owned(self.named(name)?.dim)),
+        }
+    }
+
     fn picked_and_rest(&self, names: &[&str]) -> Result<(Vec<NamedDim>, Dim)> {
         let dims = names.iter().map(|name| self.named(name)).collect::<Result<Vec<_>>>()?;
         let picked = pairs_of(&dims);
@@ -275,7 +309,9 @@ impl Mesh {
         match flattened.iter().filter(held).find(|named| *named.name == *name) {
             Some(named) => Ok(named.clone()),
             None => {
-                let known = self.dims.iter().chain(flattened.iter().filter(held));
+                let mine = self.dims.iter();
+                let is_new = |named: &&NamedDim| !mine.clone().any(|known| known.name == named.name);
+                let known = mine.clone().chain(flattened.iter().filter(held).filter(is_new));
                 let known: Vec<&str> = known.map(|named| &*named.name).collect();
                 Err(Error::not_found(format!(
                     "dimension {name} does not exist in {}; there are ({})",
@@ -304,39 +340,64 @@ impl Mesh {
         Ok(Mesh { root: Arc::clone(&self.root), dims: dims.into(), base, mine: self.mine })
     }
 
-    /// Fails for a name that a dimension or another flattened dimension has. These are PyTorch's
-    /// rules.
+    /// Fails for a name that a dimension, a reshaped one or another flattened one has. PyTorch compares
+    /// the name with the root's dimensions only, not with those that only the view has.
     fn check_flat_name(&self, flat: &NamedDim, flattened: &[NamedDim]) -> Result<()> {
-        let other = |named: &NamedDim| named.name == flat.name && named.dim != flat.dim;
-        if flattened.iter().any(other) {
+        if flattened.iter().any(|known| known.is_namesake(flat)) {
             return Err(Error::invalid(format!(
                 "a flattened dimension {} over other ranks exists already; choose another name",
                 flat.name
             )));
         }
-        if self.root.dims.iter().chain(self.dims.iter()).any(|named| named.name == flat.name && named.dim != flat.dim)
-            || self.root.dims.iter().any(|named| named.name == flat.name)
-        {
+        if self.root.reshaped().iter().any(|known| known.is_namesake(flat)) {
             return Err(Error::invalid(format!(
-                "{} is already a dimension of {}; choose another name for the flattened one",
-                flat.name,
-                self.space().describe()
+                "a reshaped view has a dimension {} over other ranks; choose another name for the flattened one",
+                flat.name
             )));
         }
-        Ok(())
+        let owner = if self.root.dims.iter().any(|named| named.name == flat.name) {
+            self.space().describe()
+        } else if self.dims.iter().any(|known| known.is_namesake(flat)) {
+            self.describe()
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!(
+            "{} is already a dimension of {owner}; choose another name for the flattened one",
+            flat.name
+        )))
     }
 }
 
 impl Root {
     /// Returns the flattened dimensions that are known here. They are those of this root, and those
-    /// of the root that it is a range of, as far as the range leaves their groups whole.
+    /// of the root that it is a range of, as far as the range leaves their groups whole. A
+    /// dimension of the outer root is left out where this root has its name for other groups.
     fn flat_dims(&self) -> Vec<NamedDim> {
         let mut known = self.flattened.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let RankMap::Within(outer, range) = &self.ranks {
             let inner = |named: NamedDim| Some(NamedDim { dim: range.inner_dim(&named.dim)?, ..named });
-            known.extend(outer.flat_dims().into_iter().filter_map(inner));
+            let mut outer: Vec<NamedDim> = outer.flat_dims().into_iter().filter_map(inner).collect();
+            let reshaped = self.reshaped();
+            outer.retain(|named| {
+                let mut own = known.iter().chain(&*reshaped).chain(self.dims.iter());
+                !own.any(|own| own.is_namesake(named))
+            });
+            known.extend(outer);
         }
         known
+    }
+
+    /// Returns the dimensions that reshape made.
+    fn reshaped(&self) -> RwLockReadGuard<'_, Vec<NamedDim>> {
+        self.reshaped.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NamedDim {
+    /// Whether the other dimension has the same name and other groups.
+    fn is_namesake(&self, other: &NamedDim) -> bool {
+        self.name == other.name && self.dim != other.dim
     }
 }
 

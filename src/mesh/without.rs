@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 
 impl Mesh {
     /// Makes the root mesh of the ranks that are left when whole replicas are left out: all ranks
-    /// whose index along dimension `index` is that of a lost rank. This view has all ranks of its
-    /// root, and the new mesh is for a world of `world_size` ranks.
+    /// whose index along dimension `index` is that of a lost rank. The new mesh is for a world of
+    /// `world_size` ranks. Fails unless this view has all ranks of its root.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};

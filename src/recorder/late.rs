@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use recording::{RecordedCall, RecordedChannel};
+use recording::{EntryState, RecordedCall, RecordedChannel};
 
 use super::ranks::{Found, Rank, Wanted};
 use super::reports::{self, Local, Reports};
@@ -75,6 +75,8 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     if late.len() > MOST_RANKS {
         said.push(format!("{} more ranks are late", late.len() - MOST_RANKS));
     }
+    // A call that is done is not the one that failed: this rank is in no call of the group.
+    let call = call.filter(|call| call.state != EntryState::Done);
     if let (true, Some(call)) = (!late.is_empty() || error.status() == Status::PeerLost, &call) {
         said.push(format!("this rank is in {} of {name}", short(&here.found.snapshot, call)));
     }

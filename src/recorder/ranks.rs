@@ -123,7 +123,7 @@ impl Wanted {
         let Found { snapshot, .. } = found;
         let channels = || snapshot.channels.iter().filter(|channel| self.is(channel));
         let of_world = |world: &'a RecordedWorld| {
-            let channel = channels().find(|channel| channel.world == Some(world.place));
+            let channel = channels().find(|channel| channel.world == Some(world.number));
             Rank { number: world.rank, found, channel, world: Some(world) }
         };
         let alone = |channel: &'a RecordedChannel| Rank {
@@ -189,7 +189,7 @@ impl<'a> Rank<'a> {
             let channel = snapshot.channels.iter().find(|channel| channel.place == call.channel)?;
             (call.number >= channel.first_call).then_some((channel, call))
         });
-        let world = self.world.map(|world| world.place);
+        let world = self.world.map(|world| world.number);
         // The calls that a program makes itself on a communicator belong to no world.
         let is_only = snapshot.worlds.iter().filter(|world| !world.has_ended).count() == 1;
         let is_raw = |channel: &RecordedChannel| channel.kind == RAW && channel.world.is_none() && is_only;
@@ -199,7 +199,7 @@ impl<'a> Rank<'a> {
     /// How many calls this rank has begun in a group of another process's recording. `None` where
     /// it is not in the group.
     fn has_begun(&self, group: &RecordedChannel) -> Option<u64> {
-        let world = self.world.map(|world| world.place);
+        let world = self.world.map(|world| world.number);
         let mut own = self.found.snapshot.channels.iter().filter(|own| own.world == world);
         own.find(|own| own.key == group.key).map(|own| own.calls_begun)
     }

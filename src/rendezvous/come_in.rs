@@ -59,9 +59,9 @@ impl World {
     /// `make` makes this rank's part of the mesh of an epoch, as dm_recover does on the ranks that
     /// were there before. The scopes of the world belong to that epoch by then
     /// ([`enter_epoch`](World::enter_epoch)). `make` may be called several times, because a rank
-    /// may be lost meanwhile. What one call has made must end before the next call makes anything.
-    /// This function reaches the verdict on the mesh, so nobody may use the result of `make` before
-    /// this function has returned it.
+    /// may be lost meanwhile. A later call must end what an earlier call has made before it makes
+    /// anything. This function reaches the verdict on the mesh, so nobody may use the result of
+    /// `make` before this function has returned it.
     ///
     /// Returns the process's way through the decisions, which later calls of dm_recover use, and
     /// the result of `make`. The result is `None` where this process got a seat in a replica that
@@ -86,7 +86,7 @@ impl World {
             return Err(Error::internal("come_in of a process that is in the job"));
         };
         let mut at_door = newcomer.at_door.lock().unwrap_or_else(PoisonError::into_inner);
-        // The caller has asked before it had the lock.
+        // The caller checked this before this thread had the lock.
         self.check_at_door()?;
         let mut way = at_door.take().map_or_else(|| self.at_door(newcomer), Ok)?;
         match way.come_in(request, |recovery| self.enter_epoch(recovery), make, wait) {

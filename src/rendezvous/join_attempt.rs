@@ -220,6 +220,9 @@ mod tests {
     #[test]
     fn a_clean_up_that_fails_is_made_up_for_by_the_next_one() {
         let wait = Wait::after(Duration::from_secs(20));
+        // The list of the process also has what other tests leave in their stores. No other test
+        // has this rank.
+        let rank = 1001;
         let is_ill = AtomicBool::new(true);
         let before = |operation: &str, _: usize, _: &Wait| match operation == "get" && is_ill.load(Ordering::SeqCst) {
             true => Err(Error::store("the store is ill")),
@@ -234,12 +237,12 @@ mod tests {
             // The other rank of the world has gone before.
             store.add(&format!("{world}/gone"), 1, &wait).unwrap();
             let (store, prefix) = (store.name().to_owned(), world.to_owned());
-            lock(&LEFT).push(LeftKeys { store, rank: 1, size: 2, prefix, keys, is_counted: false });
+            lock(&LEFT).push(LeftKeys { store, rank, size: 2, prefix, keys, is_counted: false });
         }
-        assert!(clean_up(&store, 1, &wait).is_err());
+        assert!(clean_up(&store, rank, &wait).is_err());
         assert_eq!(store.store.keys().len(), 8, "{:?}", store.store.keys());
         is_ill.store(false, Ordering::SeqCst);
-        clean_up(&store, 1, &wait).unwrap();
+        clean_up(&store, rank, &wait).unwrap();
         assert_eq!(store.store.keys(), [""; 0]);
     }
 }

@@ -174,7 +174,7 @@ impl World {
         }
         let address = server.local_addr().ip();
         Error::timeout(format!(
-            "{} (the store listens on {address} alone, which {host} means on this host: ranks on other hosts cannot reach it; name an address that they can, or mend /etc/hosts)",
+            "{} (the store listens on {address} alone, which {host} means on this host: ranks on other hosts cannot reach it; name an address that they can, or correct /etc/hosts)",
             error.message()
         ))
         .with_os_error(error.os_error())

@@ -45,8 +45,8 @@ impl LocalPlace {
     }
 
     /// Returns the place of this rank. `host` is equal on the ranks of one host, and on no others.
-    /// Every rank of `round` makes this call. Each rank needs two store operations, and rank 0
-    /// needs three for each rank, in which it asks for many ranks at once.
+    /// Every rank of `round` makes this call. A rank other than 0 needs two store operations.
+    /// Rank 0 needs three for each rank, but it asks for many ranks at once.
     pub(super) fn find(round: &Round, place: &Place, host: &str, wait: &Wait) -> Result<LocalPlace> {
         let Place { rank, size, .. } = *place;
         let mine = said(place.local_rank, host);

@@ -44,7 +44,8 @@ pub(crate) struct LossWatch {
     pub(super) state: AtomicU8,
     /// The epoch in which this process is; `None` after the end of the world.
     pub(super) epoch: Mutex<Option<Arc<CurrentEpoch>>>,
-    /// A look holds this lock. So the end of the world waits for the look, and takes the value.
+    /// A look holds this lock. So the end of the world waits for a look that is in progress, and
+    /// then takes the value out.
     pub(super) looking: Mutex<Option<Looking>>,
 }
 

@@ -1,7 +1,7 @@
 //! A WAIT for a key that is left unanswered at the store, so that a look costs one read of a socket.
 //!
-//! A store that answers each question at once (a folder, the caller's) leaves no WAIT open. Its
-//! users ask it once in [`ASK`] in its place.
+//! A store that answers each question at once (a folder, or the program's callbacks) cannot leave a
+//! WAIT open. Such a store is asked once in each [`ASK`] instead.
 
 use std::time::Duration;
 

@@ -39,8 +39,8 @@ struct State {
 pub(super) fn walk(topology: &Topology, line: &[i32], shape: &[usize], weights: &[u64]) -> Vec<Dim> {
     let mut levels = vec![vec![State { sides: shape.to_vec(), cost: 0, outer: 0 }]];
     // Boxes that keep the dimension with the most traffic whole are tried first. So the boxes that
-    // a limit leaves untried are expensive ones.
-    let mut dims: Vec<usize> = (0..shape.len()).collect();
+    // a limit leaves untried are expensive ones. A dimension of size 1 has one side only.
+    let mut dims: Vec<usize> = (0..shape.len()).filter(|dim| shape[*dim] > 1).collect();
     dims.sort_by_key(|dim| std::cmp::Reverse(weights[*dim]));
     let mut part = line.len();
     for level in 0..topology.levels() {

@@ -11,9 +11,12 @@ const MAX_LINES: usize = 16;
 /// not divide by a number of ranks that should stay together (`units`), there are two more orders:
 /// the whole units of each domain of a level come first, and the rest of them at the end.
 ///
-/// With hosts of 3 and 5 ranks and a unit of 2 the lines are: 0 1 2, 3 4 5 6 7; with the larger
-/// host first 3 4 5 6 7, 0 1 2; with its whole units first 3 4 5 6, 0 1, and 7 2; and 0 1, 3 4 5 6,
-/// and 2 7.
+/// With hosts of 3 and 5 ranks and a unit of 2 there are four lines:
+///
+/// - 0 1 2, 3 4 5 6 7: the hosts in the order of their first ranks
+/// - 3 4 5 6 7, 0 1 2: the larger host first
+/// - 3 4 5 6, 0 1, 7 2: the whole units of each host, the larger host first, and then the rest
+/// - 0 1, 3 4 5 6, 2 7: the whole units of each host in the first order, and then the rest
 pub(super) fn lines(topology: &Topology, size: usize, units: &[usize]) -> Vec<Vec<i32>> {
     let mut lines: Vec<Vec<i32>> = Vec::new();
     let mut keep = |line: &[i32]| {

@@ -78,7 +78,7 @@ impl Topology {
     /// Returns the number of domains of a level.
     ///
     /// # Panics
-    /// Where `level` is not below [`Topology::levels`], as a slice does.
+    /// Panics where `level` is not below [`Topology::levels`], as a slice does.
     pub fn domains(&self, level: usize) -> usize {
         self.counts[level]
     }
@@ -86,7 +86,7 @@ impl Topology {
     /// Returns the domain of a rank at a level.
     ///
     /// # Panics
-    /// Where `level` is not below [`Topology::levels`], or `rank` is negative or not below
+    /// Panics where `level` is not below [`Topology::levels`], or `rank` is negative or not below
     /// [`Topology::world_size`], as a slice does.
     pub fn domain(&self, level: usize, rank: i32) -> u32 {
         self.labels[level][rank as usize]

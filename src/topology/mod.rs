@@ -4,10 +4,10 @@
 //!
 //! # Cost
 //!
-//! A location is a path of domains from far to near, "rack1/host3/nvl0". Level `l` is the domains
-//! that the first `l + 1` components name. Each rank exchanges `traffic[d]` along dimension `d`,
-//! evenly with the ranks of its group. What crosses the border of a domain costs one for each level
-//! whose domains it leaves. This is the hop-bytes metric of Agarwal, Sharma and Kale,
+//! A location is a path of domains from far to near, "rack1/host3/nvl0". The domains of level
+//! `l` are those that the first `l + 1` components name. Each rank exchanges `traffic[d]` along
+//! dimension `d`, evenly with the ranks of its group. A unit of traffic costs one for each level at
+//! which it leaves a domain. This is the hop-bytes metric of Agarwal, Sharma and Kale,
 //! "Topology-aware task mapping for reducing communication contention on large parallel machines",
 //! IPDPS 2006, on the tree of domains. With `n` ranks in the mesh, in integers:
 //!

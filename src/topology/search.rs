@@ -7,8 +7,8 @@ use super::locations::Topology;
 use super::swaps;
 use crate::layout::Dim;
 
-/// The most steps of measuring in all. One measurement takes levels * dimensions * ranks steps, so
-/// a plan takes tens of milliseconds at most.
+/// The most steps of measuring in all, unless the first [`ALWAYS`] candidates take more. One
+/// measurement takes levels * dimensions * ranks steps.
 const MAX_STEPS: usize = 2_000_000;
 /// How many candidates are measured however many steps that takes.
 const ALWAYS: usize = 4;

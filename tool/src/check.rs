@@ -73,8 +73,8 @@ pub fn refuse(why: &str) -> u8 {
     ending::refuse(why, device_type(named.map(|(_, device)| device.as_str()), None))
 }
 
-/// Whether the ranks of a check with this command line have said themselves what is wrong with it,
-/// if one of them exits with this code. Then whoever started them need not say it again.
+/// Whether this command line is a check's and this exit code means that the command line is wrong.
+/// The ranks have then said so themselves, and whoever started them need not say it again.
 pub fn tells_itself(command: &[OsString], code: i32) -> bool {
     let program = command.first().and_then(|program| Path::new(program).file_name());
     let is_check =

@@ -26,12 +26,12 @@ pub fn advice_on_limits(error: &io::Error) -> String {
         Some(Errno::AGAIN) => {
             let now = getrlimit(Resource::Nproc).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
             format!(
-                "; this user or this container has as many processes and threads as it may (raise `ulimit -u`, now {now}, or the container's pids.max)"
+                "; this user or this container has reached its limit of processes and threads (raise `ulimit -u`, now {now}, or the container's pids.max)"
             )
         }
         Some(Errno::MFILE) => {
             let now = getrlimit(Resource::Nofile).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
-            format!("; this process has as many open files as it may (raise `ulimit -n`, now {now})")
+            format!("; this process has reached its limit of open files (raise `ulimit -n`, now {now})")
         }
         _ => String::new(),
     }

@@ -23,7 +23,7 @@ pub fn own_pids() -> impl Iterator<Item = u32> {
 /// Returns the words of a file of the process in which a zero byte ends each word: `cmdline` or
 /// `environ`.
 pub fn words(pid: u32, file: &str) -> Option<Vec<OsString>> {
-    Some(split(&fs::read(format!("/proc/{pid}/{file}")).ok()?))
+    Some(split(&fs::read(format!("{}/{file}", folder(pid))).ok()?))
 }
 
 fn split(bytes: &[u8]) -> Vec<OsString> {
@@ -41,9 +41,22 @@ pub fn threads(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 /// The letter of the process's state: R runs, S sleeps, D cannot be interrupted, T is stopped, t is
-/// stopped by a debugger, Z has ended.
+/// stopped by a debugger, Z has ended. A process whose main thread has ended alone, by
+/// `pthread_exit`, has the state of one of its other threads.
 pub fn state(pid: u32) -> Option<char> {
-    state_in(&format!("/proc/{pid}/stat"))
+    state_in(&format!("{}/stat", folder(pid)))
+}
+
+/// The folder in /proc that describes the memory and the open files of a process. The folder of the
+/// process is that of its main thread, which shows nothing after this thread has ended. While other
+/// threads live, the folder is that of one of these.
+pub fn folder(pid: u32) -> String {
+    let own = format!("/proc/{pid}");
+    if state_in(&format!("{own}/stat")) != Some('Z') {
+        return own;
+    }
+    let lives = |thread: &u32| state_of_thread(pid, *thread).is_some_and(|state| !matches!(state, 'Z' | 'X'));
+    threads(pid).find(lives).map_or(own, |thread| format!("/proc/{pid}/task/{thread}"))
 }
 
 /// The letter of a thread's state.
@@ -101,9 +114,10 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
     use std::os::unix::process::CommandExt;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
 
-    use super::{Stat, descends, pids, split, words};
+    use super::{Stat, descends, folder, pids, split, state, words};
 
     #[test]
     fn the_fields_follow_the_name_whatever_it_contains() {
@@ -137,6 +151,31 @@ mod tests {
         let arguments: Vec<_> = std::env::args_os().collect();
         assert_eq!(words(pid, "cmdline").unwrap(), arguments);
         assert!(words(pid, "no-such-file").is_none());
+    }
+
+    #[test]
+    fn a_process_whose_main_thread_has_ended_is_there_while_another_thread_lives() {
+        let program = "import ctypes, sys, threading\nthreading.Thread(target=sys.stdin.read).start()\nctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3").args(["-c", program]).stdin(Stdio::piped()).spawn().unwrap();
+        let (pid, began) = (child.id(), Instant::now());
+        let own = format!("/proc/{pid}");
+        while folder(pid) == own {
+            assert!(began.elapsed() < Duration::from_secs(60), "the main thread does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (letter, command) = (state(pid), words(pid, "cmdline").unwrap());
+        child.kill().unwrap();
+        let ended = loop {
+            match state(pid) {
+                Some('Z') => break folder(pid),
+                _ => assert!(began.elapsed() < Duration::from_secs(60), "the process does not end"),
+            }
+        };
+        child.wait().unwrap();
+        assert!(matches!(letter, Some('S' | 'R')), "{letter:?}");
+        // The first word may be a path.
+        assert_eq!(command[1..], ["-c", program]);
+        assert_eq!(ended, own);
     }
 
     /// In a container the tool itself is mostly process 1.

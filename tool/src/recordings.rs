@@ -1,6 +1,8 @@
 //! Finds and reads recordings in files.
 
 use std::fs::{File, metadata, read_dir};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -8,6 +10,7 @@ use std::time::Duration;
 use recording::Snapshot;
 use recording::clock::Clock;
 use recording::place::{EXTENSION, is_recording};
+use rustix::fs::OFlags;
 
 use crate::failure::Failure;
 
@@ -40,10 +43,20 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
 pub fn read_files(paths: &[PathBuf]) -> Result<Vec<Snapshot>, Failure> {
     let failed = |message| Failure::new(1, message);
     let read = |path: PathBuf| {
-        let snapshot = File::open(&path).and_then(|file| Snapshot::of_file(&file));
+        let snapshot = open(&path).and_then(|file| Snapshot::of_file(&file));
         snapshot.map_err(|error| failed(cannot_read(&path, &error)))
     };
     files(paths).map_err(failed)?.into_iter().map(read).collect()
+}
+
+/// Opens a file that may be a recording. Others may write in the folder, too, so it may be a named
+/// pipe, for which an ordinary `open` would wait.
+pub fn open(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
 }
 
 /// The nanoseconds of a tick on this host. It takes 2 ms.
@@ -54,6 +67,6 @@ pub fn length_of_tick() -> Option<f64> {
     before.nanoseconds_per_tick(&clock.moment())
 }
 
-fn cannot_read(path: &Path, error: &std::io::Error) -> String {
+fn cannot_read(path: &Path, error: &io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
 }

@@ -53,7 +53,7 @@ pub use self::nodes::{
 use self::nodes::{News, Nodes, TELL};
 pub use self::options::{HELP, Options};
 use self::output::Output;
-use self::ranks::Ranks;
+use self::ranks::{LAST_LINES, Ranks};
 pub use self::restart::Unit;
 use self::signals::Signals;
 pub use self::signals::{is_ignored, survive_too_large_files};
@@ -62,6 +62,9 @@ use crate::stdio::say;
 
 /// How long the tool still reads output after the last rank has ended.
 const DRAIN: Duration = Duration::from_secs(1);
+
+/// The pause before the tool looks again whether all processes of the ranks have ended.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 /// The pause before this node tells the store again that its ranks have ended, where the store has
 /// not answered.
@@ -113,8 +116,8 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
             Said::Ended { code: done.as_ref().map_or_else(|failure| failure.code, |code| *code) }.say();
         }
         if let Err(failure) = &mut done {
-            // One terminal shows all nodes. The name of the node stands last, so that the starter
-            // of hundreds of nodes that say the same passes it on once.
+            // One terminal shows all nodes. The name of the node stands last. So the starter can
+            // pass on one message for hundreds of nodes that say the same.
             failure.message += &format!("; {} says so", share.name_of(share.node));
         }
     }
@@ -221,9 +224,7 @@ impl Job<'_> {
             self.step();
         }
         self.tell_again = None;
-        if let Some(ranks) = &self.ranks {
-            ranks.end_orphans();
-        }
+        self.end_orphans();
         self.output.drain(Instant::now() + DRAIN);
         self.end_for_loss();
         // The other nodes read the cause in the store and then end their ranks, so this node serves
@@ -238,13 +239,27 @@ impl Job<'_> {
         }
     }
 
+    /// Waits a moment for the processes that the ranks have left behind, while it passes on what
+    /// they write, and then kills them.
+    fn end_orphans(&mut self) {
+        let Some(ranks) = &mut self.ranks else { return };
+        let until = Instant::now() + LAST_LINES;
+        while !self.gives_up && ranks.have_left() && Instant::now() < until {
+            let mut entries: Vec<_> = self.output.entries().collect();
+            let _ = poll(&mut entries, Some(&LOOK));
+            let ready: Vec<bool> = entries.iter().map(|entry| !entry.revents().is_empty()).collect();
+            self.output.pass_on(&ready);
+        }
+        ranks.end_orphans();
+    }
+
     /// Sleeps until there is an event, and handles it. Returns this node's share of
     /// the job when the nodes have met.
     fn step(&mut self) -> Option<Assignment> {
         self.obey_the_clock();
         let starter_is_gone = self.control.as_ref().and_then(Control::deadline);
         let moments = self.next_moment().into_iter().chain(starter_is_gone).chain(self.restart_moment());
-        let moments = moments.chain(self.tell_again);
+        let moments = moments.chain(self.tell_again).chain(self.ranks.as_ref().and_then(Ranks::next_moment));
         self.sleep(moments.min());
         self.handle_signals();
         for order in self.control.as_mut().map(Control::orders).unwrap_or_default() {

@@ -54,8 +54,9 @@ pub fn store(options: &Options) -> Result<u8, Failure> {
         None => "for all clients that reach it (DM_STORE_SECRET is not set)",
     };
     let server = Server::at(host, *port, secret).map_err(|error| cannot_listen(host, *port, &error))?;
+    let reach = if server.local_addr().ip().is_loopback() { ", which this host alone reaches" } else { "" };
     let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-    print(format!("serving tcp://{host}:{port}, {for_whom}\n"))?;
+    print(format!("serving tcp://{host}:{port}{reach}, {for_whom}\n"))?;
     let signal = signals.forever().next().unwrap_or(SIGTERM);
     let name = signal_name(signal);
     let connections = count(server.clients(), "connection");

@@ -233,11 +233,24 @@ fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
         |path: &Path, error: io::Error| Failure::new(NOT_MADE, format!("cannot write {}: {error}", path.display()));
     fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
     let mut written: BTreeSet<PathBuf> = BTreeSet::new();
-    for process in jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process) {
+    for process in jobs.iter().flat_map(Job::recordings) {
         // A process has two recordings where it has two copies of the library.
         let mut paths = (1..=MOST_COPIES).map(|copy| folder.join(process.file_name(copy)));
         let Some(path) = paths.find(|path| !written.contains(path)) else { continue };
-        fs::write(&path, process.copy(usize::MAX)).map_err(|error| cannot(&path, error))?;
+        if find::is_original(&path) {
+            let path = printable(&path.to_string_lossy()).into_owned();
+            return Err(Failure::new(
+                NOT_MADE,
+                format!("{path} is the recording of a process itself: name another folder"),
+            ));
+        }
+        // A process that has mapped the file that is there keeps its own.
+        let new = path.with_extension("new");
+        let saved = fs::write(&new, process.copy(usize::MAX)).and_then(|()| fs::rename(&new, &path));
+        saved.map_err(|error| {
+            let _ = fs::remove_file(&new);
+            cannot(&path, error)
+        })?;
         written.insert(path);
     }
     let text = format!("{} saved in {}\n", count(written.len(), "recording"), printable(&folder.to_string_lossy()));
@@ -331,15 +344,14 @@ fn name(job: &Job) -> String {
 /// The stacks of the ranks that are the cause of what is wrong.
 fn stacks(verdict: &Verdict<'_>, frames: bool, lines: &Lines) -> Stacks {
     let mut stacks = Stacks::default();
-    let causes = verdict.findings.iter().filter(|finding| report::has_causes(finding));
     let mut elsewhere = Vec::new();
-    for rank in causes.flat_map(|finding| &finding.ranks).take(report::MOST_RANKS) {
-        let Some(process) = verdict.job.ranks[*rank].process().filter(|process| process.state.is_alive()) else {
+    for rank in report::culprits(verdict).into_iter().take(report::MOST_RANKS) {
+        let Some(process) = verdict.job.ranks[rank].process().filter(|process| process.state.is_alive()) else {
             continue;
         };
         match process.runs_here() {
-            true => stacks.look(*rank, process, frames),
-            false => elsewhere.push((*rank, process.pid, process.origin)),
+            true => stacks.look(rank, process, frames),
+            false => elsewhere.push((rank, process.pid, process.origin)),
         }
     }
     if frames {

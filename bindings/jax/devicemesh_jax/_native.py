@@ -26,7 +26,7 @@ def candidates() -> Iterator[str]:
         yield named
         return
     yield str(HERE / "_native/libdevicemesh_jax.so")
-    yield str(HERE.parents[2] / "target/jax/libdevicemesh_jax.so")
+    yield str(HERE.parent.parent.parent / "target/jax/libdevicemesh_jax.so")
 
 
 def load() -> ctypes.CDLL:

@@ -20,6 +20,7 @@ from typing import Any, Dict, NamedTuple, Optional, Set, Tuple
 
 import devicemesh
 from devicemesh import _beside as beside
+from devicemesh.work import follow_queues
 
 from . import _native
 
@@ -149,10 +150,10 @@ def wait_for_jitted() -> None:
 beside.before_call.append(wait_for_jitted)
 # A jitted collective that runs while a group is open is refused: on the group's own thread it
 # would be put off until the group ends, after XLA has read its result.
-beside.group_changes.append(_native.library.devicemesh_jax_group)
+beside.follow_groups(_native.library.devicemesh_jax_group)
 # A jitted collective waits for the asynchronous host calls along its dimension. None of them was
 # issued after it, because those wait for it before they are queued.
-beside.queue_changes.append(lambda key, change: _native.library.devicemesh_jax_queued(key[0], key[1].encode(), change))
+follow_queues(lambda key, change: _native.library.devicemesh_jax_queued(key[0], key[1].encode(), change))
 
 
 def recover() -> Optional[Exception]:

@@ -61,7 +61,7 @@ def compiled(primitive: Primitive, params: Tuple[Tuple[str, Any], ...]) -> Any:
 
 
 def outside_jit(primitive: Primitive, name: str) -> Callable[..., Any]:
-    """What runs a primitive outside jax.jit."""
+    """The function that runs a primitive outside jax.jit."""
 
     def run(*operands: Any, **params: Any) -> Any:
         refuse_a_rerun(name)

@@ -250,7 +250,7 @@ def barrier(mesh: MeshOrName, dim: Dim = None) -> None:
     """A collective after the barrier begins only when all ranks have called the barrier. Outside
     jax.jit the function returns when they have come."""
     name, label, size = along(mesh, dim)
-    # An operator and a type that programs rarely use, so that another call is a mismatch.
+    # uint8 with prod is rarely used otherwise, so a rank that makes another call gets a mismatch.
     met = primitives.all_reduce_p.bind(jnp.ones((), "uint8"), op=PROD, transpose=TRANSPOSES[0], mesh=name, dim=label, size=size)
     if not isinstance(met, jax.core.Tracer):
         met.block_until_ready()

@@ -61,15 +61,22 @@ struct Queued {
   // The number of all these calls, which a handler reads without the lock.
   std::atomic<int> all{0};
 
-  void change(Key key, int by) {
+  // The end of a call whose beginning was not told is ignored: a number below 0 would make wait()
+  // wait for ever.
+  void change(const Key &key, int by) {
     std::lock_guard<std::mutex> held(lock);
-    if ((calls[key] += by) == 0) calls.erase(key);
-    all += by;
+    const auto found = calls.try_emplace(key, 0).first;
+    if (found->second + by >= 0) {
+      found->second += by;
+      all += by;
+    }
+    if (found->second == 0) calls.erase(found);
     less.notify_all();
   }
 
-  // Returns when no such call along this dimension is left. Each of them ends at the deadline of
-  // its mesh at the latest.
+  // Returns when no such call along this dimension is left. The deadlines of these calls bound the
+  // wait: each call ends at the deadline of its mesh at the latest, and no call is added meanwhile,
+  // because Python queues none before the jitted collectives are over that XLA was given.
   void wait(const Key &key) {
     std::unique_lock<std::mutex> held(lock);
     less.wait(held, [&] { return calls.count(key) == 0; });

@@ -181,11 +181,16 @@ extern "C" __attribute__((visibility("default"))) const char *devicemesh_jax_con
   return nullptr;
 }
 
-// Counts open groups: change is 1 when one has been opened, -1 when one has ended.
-extern "C" __attribute__((visibility("default"))) void devicemesh_jax_group(int change) { open_groups += change; }
+// Counts open groups: change is 1 when one has been opened, -1 when one has ended. In the
+// first call change is the number of groups that are open by then. Python makes one call at a time.
+// The end of a group whose beginning was not told is ignored.
+extern "C" __attribute__((visibility("default"))) void devicemesh_jax_group(int change) {
+  if (open_groups + change >= 0) open_groups += change;
+}
 
 // Counts asynchronous host calls along a dimension: change is 1 when one has been queued, -1 when
-// one is over.
+// one is over. In the first call for a dimension change may be the number of those that are queued
+// by then.
 extern "C" __attribute__((visibility("default"))) void devicemesh_jax_queued(const void *comm, const char *dim, int change) {
   queued.change({comm, dim}, change);
 }

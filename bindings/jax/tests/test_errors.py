@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy
 from devicemesh_jax import _devices as devices
+from devicemesh_jax import _native
 from jax.sharding import NamedSharding, PartitionSpec
 from ranks import FLAT, MESH, RANK, SHAPE, WORLD, close, own_mesh
 
@@ -147,6 +148,13 @@ class Errors(unittest.TestCase):
         # One device at a time is a rank's, whichever it is.
         for device in jax.devices():
             self.assertEqual(float(jax.jit(total)(jax.device_put(x, device))[7]), 7 * WORLD)
+
+    def test_ends_without_beginnings(self):
+        """They are ignored. A jitted collective would wait for ever for a number below 0 to become
+        0."""
+        _native.library.devicemesh_jax_group(-1)
+        _native.library.devicemesh_jax_queued(FLAT.get_group().handle, b"all", -1)
+        self.assertEqual(float(jax.jit(lambda x: dmj.all_reduce(x, FLAT))(jnp.float64(1))), WORLD)
 
     def test_inside_a_group(self):
         for length in (4, 1_000_000):

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 def tool() -> Optional[str]:
     """The path of the tool: that of the wheel, that of the checkout with this file, or one on the
     PATH."""
-    for path in (HERE / "_native/devicemesh", HERE.parents[2] / "target/release/devicemesh"):
+    for path in (HERE / "_native/devicemesh", HERE.parent.parent.parent / "target/release/devicemesh"):
         if path.exists():
             return str(path)
     return shutil.which("devicemesh")

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, ContextManager, List, Optional, Sequence, Tuple, Union
 
 from . import _declarations as declarations
-from ._library import Timeout, in_order, integer, milliseconds, rank_counts, library, rank_counts, ranks, telling, texts
+from ._library import Timeout, in_order, integer, library, milliseconds, rank_counts, ranks, telling, texts
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike, dim_options
 from .world import World

@@ -9,23 +9,53 @@ arrays.
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from typing import Any, Callable, List
 
-__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes", "has_ended", "mesh_changes", "queue_changes"]
+__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "follow_groups", "group_changed", "has_ended", "mesh_changes"]
 
 # Each function runs on the calling thread before a call of the library that can wait for other
 # ranks. It returns when the outstanding work of this process is over, and raises when that work has
 # failed.
 before_call: List[Callable[[], Any]] = []
-# Each function is called with 1 when a thread has opened a group, and with -1 when a group has
-# ended.
+# The functions of follow_groups.
 group_changes: List[Callable[[int], Any]] = []
-# Each function is called with the key of a queue of asynchronous operations (work.py), and 1 when
-# an operation was put into it or -1 when one is over.
-queue_changes: List[Callable[[Any, int], Any]] = []
+# The number of groups that all threads of this process have open. `lock` guards it and the list. A
+# collected generator may end a group on a thread that has the lock, so the lock is reentrant.
+open_groups = 0
+lock = threading.RLock()
 # Each function is called with a mesh object that was made, and with None when a mesh of this
 # process has ended. So a name can pass from a mesh that has ended to an equal one.
 mesh_changes: List[Callable[[Any], Any]] = []
+
+
+def follow_groups(changed: Callable[[int], Any]) -> None:
+    """Calls changed with the number of groups that are open now, and from then on with 1 when a
+    thread has opened a group and with -1 when a group has ended."""
+    with lock:
+        # A collected generator may end a group here, on this thread. So the function is in the list
+        # before the number is read.
+        group_changes.append(changed)
+        changed(open_groups)
+
+
+def group_changed(change: int) -> None:
+    """Tells that a thread has opened a group (1) or that a group has ended (-1)."""
+    global open_groups
+    with lock:
+        open_groups += change
+        for changed in group_changes:
+            changed(change)
+
+
+def forget() -> None:
+    """In a forked child: the thread that had the lock is not there."""
+    global lock
+    lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 def has_ended() -> None:

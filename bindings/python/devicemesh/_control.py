@@ -62,8 +62,8 @@ def world_broadcast(world: Any, data: bytes, root: int, deadline: Deadline) -> b
 def taken(end: interrupt.End, function: Callable[..., int], *arguments: Any) -> List[bytes]:
     """The bytes that function(arguments, buffers_out) gives."""
     buffers = ctypes.c_void_p()
-    check(interrupt.call(end, function, *arguments, ctypes.byref(buffers)))
     try:
+        check(interrupt.call(end, function, *arguments, ctypes.byref(buffers)))
         return [element(buffers, index) for index in range(library.dm_buffers_count(buffers))]
     finally:
         library.dm_buffers_free(buffers)

@@ -1,5 +1,5 @@
 """The few functions of the CUDA driver that this package calls itself: events, for arrays whose
-library has no Python functions for streams (JAX's, Numba's).
+library has no Python functions for streams (JAX's, Numba's), and the current device of a thread.
 
 NCCL's work is put on streams by the C library. Nothing here waits for a device.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from ctypes import POINTER, byref, c_int, c_uint, c_void_p
-from typing import Any, Dict, Iterator, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from .errors import DeviceError
 
-__all__ = ["Driver", "driver"]
+__all__ = ["Driver", "carried_device", "driver"]
 
 NOT_READY = 600
 DISABLE_TIMING, RELAXED = 2, 2
@@ -114,3 +116,17 @@ def driver() -> Optional[Driver]:
             _driver = Driver()
         _looked = True
     return _driver
+
+
+def carried_device() -> Callable[[], None]:
+    """A function that makes the current device of this thread the current one of the thread that
+    calls the function. It does nothing where this process has not loaded the CUDA driver, or where
+    this thread has no current device."""
+    try:
+        ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return lambda: None
+    found, context = driver(), c_void_p()
+    if found is None or found._cuda.cuCtxGetCurrent(byref(context)) or not context:
+        return lambda: None
+    return partial(found._do, "cuCtxSetCurrent", context)

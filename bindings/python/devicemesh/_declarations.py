@@ -1,6 +1,7 @@
 """Declares include/devicemesh.h for ctypes: structs, flags and the signature of every function.
 
-tests/test_header.py compares this file with the header, so it finds a function that is only there.
+tests/test_header.py compares this file with the header, so the test finds a function that only the
+header has.
 """
 
 from __future__ import annotations

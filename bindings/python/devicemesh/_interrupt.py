@@ -15,8 +15,8 @@ The library may call Python on the thread that is blocked: a store, a logger. Py
 KeyboardInterrupt in there, and it would be lost, because no exception passes through the library.
 So while a call may run Python on this thread, SIGINT is only noted, and KeyboardInterrupt is
 raised after the call. This also holds for local calls that make a view or may ask the store
-(local). It does not hold for the other local calls: when the library refuses such a call and logs
-that, a Ctrl-C in the logger is lost.
+(local). Other local calls are not covered. If such a call fails and the failure is logged, a Ctrl-C
+that arrives in the Python logger is lost.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from ._beside import after_outstanding, after_outstanding_success, before_call
 ENDING = frozenset((int(signal.SIGINT), int(signal.SIGTERM)))
 # A call that ends by itself within this time of the signal leaves the mesh alive.
 GRACE = 0.1
+# How many seconds one wait for a join lasts. Python handles signals between two of them.
+SLICE = 0.1
 # How many times SIGINT came during calls in which it is only noted. Only the main thread changes
 # this number and the next one, because Python calls handlers there.
 noted = 0
@@ -240,7 +242,9 @@ def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -
 
     try:
         threading.Thread(target=run, name="devicemesh join", daemon=True).start()
-        done.wait()
+        # A signal that comes just before the lock of the wait blocks does not wake this thread.
+        while not done.wait(SLICE):
+            pass
     except BaseException:
         with lock:
             abandoned, has_begun = True, begun

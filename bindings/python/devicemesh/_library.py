@@ -31,7 +31,7 @@ def candidates() -> Iterator[str]:
     if named:
         yield named
         return
-    for path in (HERE / "_native/libdevicemesh.so", HERE.parents[2] / "target/release/libdevicemesh.so"):
+    for path in (HERE / "_native/libdevicemesh.so", HERE.parent.parent.parent / "target/release/libdevicemesh.so"):
         if path.exists():
             yield str(path)
     yield SONAME
@@ -205,8 +205,8 @@ def ranks(what: str, values: Iterable[Any]) -> Any:
 
 
 def milliseconds(timeout: Timeout) -> int:
-    """Milliseconds from a timeout in seconds or a timedelta, as in PyTorch. None is the default,
-    which is 0 in C."""
+    """Milliseconds from a timeout in seconds or a timedelta, as in PyTorch. None stands for the
+    default timeout, which is 0 in C."""
     if timeout is None:
         return 0
     if type(timeout).__name__ == "timedelta64":
@@ -225,8 +225,8 @@ def milliseconds(timeout: Timeout) -> int:
 
 
 class Deadline:
-    """When a call ends that has several waits: timeout from now. None is the default of the
-    library's call, which is its last wait."""
+    """The time at which a call with several waits ends: timeout from now. A timeout of None stands
+    for the default of the library's function, which is the last wait."""
 
     def __init__(self, timeout: Timeout) -> None:
         self._milliseconds = milliseconds(timeout)

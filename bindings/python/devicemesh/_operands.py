@@ -1,5 +1,5 @@
-"""One communicator of a mesh, as its collectives use it: its ranks, the checks of their buffers,
-and the way of a call into the library, into an open group or to the thread of asynchronous
+"""One communicator of a mesh, as its collectives use it: its ranks and the checks of buffers. This
+file also takes each call to the library, to an open group or to the thread of asynchronous
 operations. communicator.py has the collectives."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from functools import partial
+from itertools import accumulate
 from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union, cast
 
 from . import _interrupt as interrupt
@@ -24,6 +25,10 @@ from .work import DONE, Key, Work, after_earlier, queues, submit
 __all__ = ["Operands"]
 
 
+# The address of the first byte of a block, and the address after its last byte.
+Range = Tuple[int, int]
+
+
 class Blocks(NamedTuple):
     """A block of memory for each rank of a group."""
 
@@ -39,6 +44,12 @@ class Blocks(NamedTuple):
         """The address of the block of that rank."""
         before = sum(self.counts[:rank]) if self.displacements is None else self.displacements[rank]
         return self.address + int(before) * SIZES[self.dtype]
+
+    def ranges(self) -> List[Range]:
+        """The blocks of all ranks."""
+        counts, unit = list(self.counts), SIZES[self.dtype]
+        begins = [0, *accumulate(counts)] if self.displacements is None else self.displacements
+        return [(self.address + begin * unit, self.address + (begin + count) * unit) for begin, count in zip(begins, counts)]
 
 
 class Operands:
@@ -117,7 +128,7 @@ class Operands:
         if later and self._device == "cpu":
             for wait in before_call:
                 wait()
-            work = submit((self,), Work(f"{function.__name__[3:]} along {self._name}"), partial(finish, call, taken.memories))
+            work = submit((self,), Work(f"{function.__name__[3:]} along {self._name}"), partial(finish, self._mesh, call, taken.memories))
             taken.memories = []
             return work
         if queues:
@@ -260,9 +271,47 @@ class Operands:
         if not apart and send.count and receive.count:
             self._refuse(f"{call}: buffer and out overlap, but are not in place exactly; let them lie apart")
 
+    def _block_apart(self, call: str, blocks: Blocks, own: Optional[Memory], gathers: bool) -> None:
+        """In a group: does what _apart does, for an operation with a block for each rank in one
+        buffer, and this rank's block in the other. `own` is None where that block is in place.
 
-def finish(call: Callable[[], int], kept: Sequence[Memory]) -> None:
-    """Makes a call and releases its buffers."""
+        Outside a group the library does so, also for _blocks_apart.
+        """
+        if not opened.groups:
+            return
+        theirs = blocks.ranges()
+        block = theirs[self._rank]
+        mine = block if own is None else (own.address, own.address + own.nbytes)
+        sent, received = ([mine], theirs) if gathers else (theirs, [mine])
+        if mine == block:
+            sent.remove(block)
+        self._no_overlap(call, sent, received)
+
+    def _blocks_apart(self, call: str, send: Blocks, receive: Blocks) -> None:
+        """In a group: does what _apart does, for an operation with a block for each rank in both
+        buffers. Only a rank that is alone may work in place."""
+        if opened.groups and not (self.size == 1 and send.ranges() == receive.ranges()):
+            self._no_overlap(call, send.ranges(), receive.ranges())
+
+    def _no_overlap(self, call: str, sent: Sequence[Range], received: Sequence[Range]) -> None:
+        """Refuses a block that is received and overlaps another block."""
+        blocks = sorted([(*each, False) for each in sent] + [(*each, True) for each in received])
+        # Where the blocks end that begin before the present one.
+        read = written = 0
+        for begin, end, is_written in blocks:
+            if begin == end:
+                continue
+            if begin < written or (is_written and begin < read):
+                self._refuse(f"{call}: blocks of buffer and out overlap, but are not in place exactly; let them lie apart")
+            if is_written:
+                written = max(written, end)
+            else:
+                read = max(read, end)
+
+
+def finish(_mesh: MeshQueries, call: Callable[[], int], kept: Sequence[Memory]) -> None:
+    """Makes a call and releases its buffers. The queue holds the mesh by this argument until then,
+    because the call has only the number of the mesh's handle."""
     try:
         check(call())
     finally:

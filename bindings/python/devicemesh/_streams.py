@@ -6,8 +6,8 @@ stream that __cuda_array_interface__ names. The order around it is this:
 
 - The operation comes after what its arrays' libraries have put on their streams. DLPack's exchange
   (__dlpack__(stream=...)) makes the operation's stream wait for that.
-- What these libraries put on their current streams afterwards comes after the operation. When the
-  operation is asynchronous, only what comes after wait() of its Work does.
+- What these libraries put on their current streams afterwards comes after the operation. With
+  async_op=True, only work enqueued after Work.wait() is ordered after the operation.
 - The memory is not used for anything else until the operation's stream has passed it. PyTorch's
   allocator is told (record_stream). Other arrays are held until an event on the stream has passed.
 """
@@ -58,8 +58,8 @@ class Owner(Protocol):
 
     # Two arrays with equal keys have one current stream.
     key: Tuple[Any, ...]
-    # The device on which the memory is held until its stream has passed it. None where the library
-    # does so itself.
+    # The device on which this package holds the memory until its stream has passed it. None where
+    # the array's library holds the memory itself.
     holds_on: Optional[int]
 
     def current(self) -> Optional[int]:

@@ -18,7 +18,7 @@ from .options import DimOptions, DimOptionsLike
 from .recovery import Recovery, recover_options, recovery_of, refused_recovery
 from .world import MeshWorld, World
 
-__all__ = ["MeshViews", "world_end"]
+__all__ = ["MeshViews", "new_handle", "world_end"]
 
 Mesh = TypeVar("Mesh", bound="MeshViews")
 
@@ -132,12 +132,12 @@ class MeshViews(MeshQueries):
         """
         # A wrong list does not say which ranks stay, so no rank is told that this call was
         # refused.
-        lost, handle = None if lost_ranks is None else ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
+        lost = None if lost_ranks is None else ranks("lost_ranks", lost_ranks)
         with telling(library.dm_shrink, self._handle, None, lost, len(lost or ()), *refused()):
             dim = self._dim(mesh_dim)
             options = call_options(timeout, dim_options, len(self._names), self._names)
         # The mesh ends at once, so only the world can end the call.
-        with self._world_end() as end:
+        with self._world_end() as end, new_handle() as handle:
             check(interrupt.call(end, library.dm_shrink, self._handle, dim, lost, len(lost or ()), options, byref(handle)))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
@@ -158,12 +158,11 @@ class MeshViews(MeshQueries):
         processes fill them, up to ``max_size`` (0: no limit). ``recovery`` of the result says what
         it has come to.
         """
-        handle = ctypes.c_void_p()
         with telling(library.dm_recover, self._handle, refused_recovery(), byref(ctypes.c_void_p()), None):
             options = recover_options(self._names, mesh_dim, timeout, replace, silent, min_size, has_state, any_state, grow, max_size,
                                       dim_options)
         # The mesh ends at once, so only the world can end the call.
-        with self._world_end() as end:
+        with self._world_end() as end, new_handle() as handle:
             check(interrupt.call(end, library.dm_recover, self._handle, byref(options), byref(handle), None))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
@@ -214,8 +213,8 @@ class MeshViews(MeshQueries):
 
 @contextlib.contextmanager
 def new_handle() -> Iterator[ctypes.c_void_p]:
-    """A handle for a call to write. When the call has made a view and KeyboardInterrupt is raised
-    after it, the view is freed, because nobody gets it."""
+    """A handle for a call to write. When the call has made a mesh and KeyboardInterrupt is raised
+    after it, the mesh's handle is freed, because nobody gets it."""
     handle = ctypes.c_void_p()
     try:
         yield handle

@@ -193,8 +193,8 @@ def _odd_format(letter: Optional[bytes], itemsize: int, what: str) -> DType:
 
 
 def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]], unit: int) -> int:
-    """Checks that elements lie row-major without gaps; ``strides`` count in a unit of which one
-    element has ``unit``. Returns the number of elements."""
+    """Checks that elements lie row-major without gaps. ``strides`` count bytes or elements, and
+    ``unit`` is the size of an element in that measure. Returns the number of elements."""
     count, expected = 1, unit
     packed = True
     if strides is not None:

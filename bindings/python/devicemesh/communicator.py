@@ -3,6 +3,7 @@ it belongs to."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, List, Optional, Sequence, Tuple
 
 from . import _control as control
@@ -127,6 +128,7 @@ class Collectives(Operands, ObjectCollectives):
             on = self._stream(stream, *arrays(out), buffer)
             blocks = self._blocks(out, counts, True, on, "out")
             own = None if buffer is None else self._own_block(blocks, "out", buffer, False, on, "buffer")
+            self._block_apart("all_gather", blocks, own, True)
             return self._run(async_op, library.dm_all_gatherv,
                              blocks.begin(self._rank) if own is None else own.address, blocks.address, blocks.counts,
                              blocks.displacements, blocks.dtype, on)
@@ -156,6 +158,7 @@ class Collectives(Operands, ObjectCollectives):
             on = self._stream(stream, out, *arrays(buffer))
             blocks = self._blocks(buffer, counts, out is None, on, "buffer")
             own = None if out is None else self._own_block(blocks, "buffer", out, True, on, "out")
+            self._block_apart("reduce_scatter", blocks, own, False)
             return self._run(async_op, library.dm_reduce_scatterv, blocks.address, blocks.counts, blocks.displacements,
                              blocks.begin(self._rank) if own is None else own.address, blocks.dtype, op, on)
         if out is None:
@@ -187,6 +190,7 @@ class Collectives(Operands, ObjectCollectives):
             received = self._blocks(out, recv_counts, True, on, "out")
             if sent.dtype != received.dtype:
                 self._refuse(f"buffer has {DType(sent.dtype).name.lower()} elements, out has {DType(received.dtype).name.lower()}")
+            self._blocks_apart("all_to_all", sent, received)
             return self._run(async_op, library.dm_all_to_allv, sent.address, sent.counts, None, received.address,
                              received.counts, None, sent.dtype, on)
         send, receive, on = self._two(buffer, out, stream)
@@ -246,6 +250,30 @@ def arrays(array: Any) -> Sequence[Any]:
     return array if isinstance(array, (list, tuple)) else (array,)
 
 
+def is_process_group(group: Any) -> bool:
+    """Whether the group is a ProcessGroup of PyTorch."""
+    return hasattr(group, "_get_backend")
+
+
+def process_group_ranks(group: Any) -> List[int]:
+    """The global ranks of a ProcessGroup, in the order of their ranks in it."""
+    import torch.distributed  # type: ignore[import-not-found, unused-ignore]
+
+    return list(torch.distributed.get_process_group_ranks(group))
+
+
+def refuse_other_ranks(index: int, ranks: List[int], numbers: List[int], shape: Sequence[int]) -> None:
+    """Raises InvalidArgumentError where a group does not have the ranks of one line of the mesh
+    along dimension ``index``. ``numbers`` has the elements of the mesh in row-major order."""
+    step = prod(shape[index + 1:])
+    inner = range(step) if shape[index] else ()
+    starts = [block + offset for block in range(0, len(numbers), shape[index] * step or 1) for offset in inner]
+    lines = [numbers[start:start + shape[index] * step:step] for start in starts]
+    if ranks not in lines:
+        shown = ", ".join(map(str, lines[:4])) + (" ..." if len(lines) > 4 else "")
+        raise InvalidArgumentError(f"group {index} has the ranks {ranks}, but the mesh has along dimension {index}: {shown}")
+
+
 def adopted_handle(group: Any, device_type: str) -> int:
     """The ncclComm_t of what from_group takes: an address, a Communicator, or PyTorch's
     ProcessGroup with an NCCL backend."""
@@ -253,7 +281,7 @@ def adopted_handle(group: Any, device_type: str) -> int:
         return group.handle
     if isinstance(group, int) and not is_bool(group):
         return within("group", group, 1, 2**64 - 1)
-    if hasattr(group, "_get_backend"):
+    if is_process_group(group):
         import torch  # type: ignore[import-not-found, unused-ignore]
 
         backend = group._get_backend(torch.device(device_type))

@@ -37,8 +37,9 @@ class ReduceOp(IntEnum):
     """A reduction operator. The values are those of ncclRedOp_t.
 
     An operator can also be given as its name in any case ("sum"; "mean" is AVG, and "product" is
-    PROD), its number as an int, or an operator of torch.distributed or mpi4py. Operators of those libraries are known by their names,
-    because their numbers mean other operators. Any operator that is not among the five is refused.
+    PROD), its number as an int, or an operator of torch.distributed or mpi4py. Operators of those
+    libraries are known by their names, because their numbers mean other operators. Any operator
+    that is not among the five is refused.
     """
 
     SUM = 0

@@ -100,7 +100,9 @@ def set_event_handler(handler: Optional[Callable[[Event], object]], *, slow: Tim
     A call that has waited for ``slow`` (seconds or a timedelta; 10 s if you give none) gives an
     event, and another one whenever the time that it has waited has doubled. A thread of the
     library calls the handler with one event at a time. The handler may ask a mesh and abort it,
-    but must make no collective call. An exception of the handler is printed to stderr.
+    but must make no collective call. An exception of the handler is printed to stderr. At exit the
+    interpreter waits at most 5 s for a handler that runs. A handler that still runs then may end
+    the process by a fatal error, so let it return soon.
     """
     if handler is not None and not callable(handler):
         raise TypeError(f"handler is {handler!r} (a {type(handler).__name__}), not a function or None")
@@ -138,6 +140,8 @@ class Events:
 
     def next(self, timeout: float = 0.0) -> Optional[Event]:
         """The next event; None where none comes within so many seconds. 0 does not wait."""
+        if timeout is None:
+            raise TypeError("timeout is None; give seconds (0 does not wait), or iterate over the events to wait without an end")
         told = declarations.Event(struct_size=ctypes.sizeof(declarations.Event))
         left = 0 if timeout == 0 else milliseconds(timeout)
         until = time.monotonic() + left / 1000

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple, TypeVar, cast
 
 from . import _interrupt as interrupt
-from ._beside import before_call, group_changes
+from ._beside import before_call, group_changed
 from ._library import Deadline, check, flag, library
 from ._open_groups import current_task, open_group, opened
 from ._queries import MeshQueries
@@ -109,8 +109,7 @@ class Group:
         self._handle, self._refused, self._task = own, None, current_task()
         self.work, self._inner = Work("a group", unissued=True), []
         opened.groups.append(self)
-        for changed in group_changes:
-            changed(1)
+        group_changed(1)
         return self
 
     def _begin(self, outer: Optional["Group"]) -> int:
@@ -180,8 +179,7 @@ class Group:
             failure = error
             raise
         finally:
-            for changed in group_changes:
-                changed(-1)
+            group_changed(-1)
             library.dm_free(handle or None)
             keep(memories(queue))
             if handle and outer is None or failure is not None:

@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._library import check, library, optional_text
+from ._library import check, library, optional_text, within
 from ._library import text as as_text
 
 __all__ = ["get_device_proc", "set_ccl_resolver"]
@@ -38,7 +38,9 @@ def set_ccl_resolver(resolve: Optional[Callable[[str], Optional[int]]]) -> None:
 
     def found(_: Any, name: bytes) -> Optional[int]:
         try:
-            return resolve(name.decode()) if resolve is not None else None
+            address = resolve(name.decode()) if resolve is not None else None
+            # ctypes would ignore the error of a value that is no address, and give C an arbitrary one.
+            return None if address is None else within(f"what the resolver gave for {name.decode()}", address, 0, 2**64 - 1)
         except BaseException as error:
             if is_setting and not failures:
                 failures.append(error)

@@ -20,8 +20,8 @@ from ._library import text as as_text
 from ._open_groups import outside_groups
 from ._queries import Dim
 from ._streams import stream_handle, stream_of_device
-from ._views import MeshViews, world_end
-from .communicator import Collectives, adopted_handle
+from ._views import MeshViews, new_handle, world_end
+from .communicator import Collectives, adopted_handle, is_process_group, process_group_ranks, refuse_other_ranks
 from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError, UnsupportedError
 from .group import Group
 from .options import DimOptionsLike
@@ -50,6 +50,29 @@ class Communicator(Collectives):
     def mesh(self) -> DeviceMesh:
         """The mesh to which this dimension belongs."""
         return self._mesh
+
+
+def is_one_world(one: World, other: World) -> bool:
+    """Whether two World objects are known to be one world. Their handles do not show it, because
+    the library gives a new handle each time it is asked for a world."""
+    return one is other or (bool(one._is_default and other._is_default) and one.device_type == other.device_type)
+
+
+def ranks_in(world: Optional[World], group: Any) -> Optional[List[int]]:
+    """The ranks of this world that are in a group. None where the group has another numbering or
+    does not know its ranks."""
+    if world is None:
+        return None
+    if is_process_group(group):
+        import torch.distributed  # type: ignore[import-not-found, unused-ignore]
+
+        theirs = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return process_group_ranks(group) if theirs == (world.rank, world.size) else None
+    if isinstance(group, Communicator):
+        # A mesh that from_group made without a world has none.
+        with contextlib.suppress(UnsupportedError):
+            return list(group.ranks) if is_one_world(group.mesh.world, world) else None
+    return None
 
 
 class DeviceMesh(MeshViews):
@@ -102,9 +125,9 @@ class DeviceMesh(MeshViews):
             options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
             options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
             kind = optional_text("device_type", device_type)
-        handle = ctypes.c_void_p()
-        check(interrupt.call(
-            world_end(world), library.dm_init, kind, lengths, len(lengths), names_array, byref(options), byref(handle)))
+        with new_handle() as handle:
+            check(interrupt.call(
+                world_end(world), library.dm_init, kind, lengths, len(lengths), names_array, byref(options), byref(handle)))
         self._adopt(handle, world)
 
     def _adopt(self, handle: ctypes.c_void_p, world: MeshWorld) -> None:
@@ -166,25 +189,27 @@ class DeviceMesh(MeshViews):
         mesh_dim_names: Optional[Sequence[str]] = None,
         world: Optional[World] = None,
         own: bool = False,
+        timeout: Timeout = None,
     ) -> "DeviceMesh":
         """A mesh over communicators that exist already: one group, or a list with one per
         dimension. Local.
 
         A group is a Communicator, the address of an ncclComm_t, or a torch ProcessGroup whose
-        backend is NCCL. ``mesh`` has the ranks, and for several groups their shape. A single
-        Communicator or ProcessGroup knows its ranks. Without ``own`` the groups stay the caller's
+        backend is NCCL. ``mesh`` has the ranks, and for several groups their shape. A Communicator
+        or ProcessGroup knows its ranks: a single one needs no ``mesh``. A Communicator of this world,
+        and a ProcessGroup where this world numbers the processes as PyTorch does, must have the ranks
+        that ``mesh`` has along its dimension. Without ``own`` the groups stay the caller's
         and must outlive the mesh. A Communicator brings the world of its mesh. Without a world
-        only local calls and collectives on the mesh work, and its ranks are 0 .. n-1.
+        only local calls and collectives on the mesh work, and its ranks are 0 .. n-1. ``timeout`` is
+        how long each collective call of the mesh may take.
         """
         groups = list(group) if isinstance(group, (list, tuple)) else [group]
         if mesh is not None:
             shape, numbers = nested(mesh)
         elif len(groups) == 1 and isinstance(groups[0], Communicator):
             shape, numbers = (groups[0].size,), list(groups[0].ranks)
-        elif len(groups) == 1 and hasattr(groups[0], "_get_backend"):
-            import torch.distributed  # type: ignore[import-not-found, unused-ignore]
-
-            numbers = list(torch.distributed.get_process_group_ranks(groups[0]))
+        elif len(groups) == 1 and is_process_group(groups[0]):
+            numbers = process_group_ranks(groups[0])
             shape = (len(numbers),)
         else:
             raise InvalidArgumentError("mesh is needed: the ranks of the groups, one dimension per group")
@@ -196,8 +221,12 @@ class DeviceMesh(MeshViews):
             # A mesh that from_group made without a world has none.
             with contextlib.suppress(UnsupportedError):
                 world, known = given.world, given._world
+        for index, each in enumerate(groups):
+            ranks = ranks_in(world, each)
+            if ranks is not None:
+                refuse_other_ranks(index, ranks, numbers, shape)
         lengths, array = rank_counts("mesh", shape), labels(mesh_dim_names, len(shape))
-        options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, None, None)
+        options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, timeout, None)
         options.flags = declarations.INIT_OWN_COMMS if flag("own", own) else 0
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
         handle = ctypes.c_void_p()
@@ -342,8 +371,8 @@ def deserialize(
         options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
         options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
         described = as_text("text", text)
-    handle = ctypes.c_void_p()
-    check(interrupt.call(world_end(world), library.dm_deserialize, described, byref(options), byref(handle)))
+    with new_handle() as handle:
+        check(interrupt.call(world_end(world), library.dm_deserialize, described, byref(options), byref(handle)))
     return DeviceMesh._adopted(handle, world)
 
 

@@ -41,17 +41,23 @@ class Recovery:
 
 def recovery_of(handle: Any) -> Recovery:
     """The answer of the library for a mesh handle."""
-    told = declarations.Recovery(struct_size=ctypes.sizeof(declarations.Recovery))
-    check(library.dm_get_recovery(handle, ctypes.byref(told)))
+    # The lists of the answer belong to the mesh, and another thread may close its handle.
+    own = ctypes.c_void_p()
+    check(library.dm_clone(handle, ctypes.byref(own)))
+    try:
+        told = declarations.Recovery(struct_size=ctypes.sizeof(declarations.Recovery))
+        check(library.dm_get_recovery(own, ctypes.byref(told)))
 
-    def coordinate(first: Any) -> Optional[Tuple[int, ...]]:
-        return tuple(first[:told.ndim]) if first else None
+        def coordinate(first: Any) -> Optional[Tuple[int, ...]]:
+            return tuple(first[:told.ndim]) if first else None
 
-    return Recovery(
-        epoch=told.epoch, previous_epoch=None if told.previous_epoch < 0 else told.previous_epoch,
-        lost_ranks=tuple(told.lost_ranks[:told.num_lost]), joined_ranks=tuple(told.joined_ranks[:told.num_joined]),
-        old_coordinate=coordinate(told.old_coordinate), new_coordinate=coordinate(told.new_coordinate),
-        state_root=None if told.state_root == declarations.RANK_NONE else told.state_root, has_joined=bool(told.has_joined))
+        return Recovery(
+            epoch=told.epoch, previous_epoch=None if told.previous_epoch < 0 else told.previous_epoch,
+            lost_ranks=tuple(told.lost_ranks[:told.num_lost]), joined_ranks=tuple(told.joined_ranks[:told.num_joined]),
+            old_coordinate=coordinate(told.old_coordinate), new_coordinate=coordinate(told.new_coordinate),
+            state_root=None if told.state_root == declarations.RANK_NONE else told.state_root, has_joined=bool(told.has_joined))
+    finally:
+        library.dm_free(own)
 
 
 def recover_options(names: Sequence[str], mesh_dim: Any, timeout: Timeout, replace: Timeout, silent: Timeout, min_size: int,

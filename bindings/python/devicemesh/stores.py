@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from datetime import timedelta
-from typing import Any, Dict, Optional, Protocol
+from typing import Any, Callable, Dict, Optional, Protocol
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
@@ -39,8 +39,8 @@ class Store(Protocol):
         did not come in time, get returns None, or raises KeyError or TimeoutError."""
 
     def add(self, key: str, amount: int) -> int:
-        """Adds amount to the integer under key (0 when there is none), atomically over all ranks;
-        the sum."""
+        """Adds amount to the integer under key (0 when there is none), atomically over all ranks.
+        Returns the sum."""
 
 
 class TorchStore:
@@ -84,13 +84,16 @@ BROKEN = 1
 
 
 class Callbacks:
-    """A Store behind the C callbacks. It lives until the library says that the world is gone."""
+    """A Store behind the C callbacks. This object lives until the library says that the world is
+    gone."""
 
     alive: Dict[int, "Callbacks"] = {}
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.failure: Optional[BaseException] = None
+        # Ends the join of the world, while it is under way.
+        self.give_up: Callable[[], Any] = int
         self.struct = declarations.StoreCallbacks(
             struct_size=ctypes.sizeof(declarations.StoreCallbacks), user_data=None, set=declarations.StoreSet(self._set),
             get=declarations.StoreGet(self._get), add=declarations.StoreAdd(self._add), drop=declarations.StoreDrop(self._drop),
@@ -98,9 +101,10 @@ class Callbacks:
         if hasattr(store, "compare_set"):
             self.struct.compare_set = declarations.StoreCompareSet(self._compare_set)
 
-    def keep(self) -> None:
+    def keep(self, give_up: Callable[[], Any]) -> None:
         """Keeps this object alive for the library. It is called before the world is joined, because
-        the joining uses the callbacks already."""
+        the joining uses the callbacks already. give_up() ends the joining."""
+        self.give_up = give_up
         Callbacks.alive[id(self)] = self
         interrupt.expect_callbacks()
 

@@ -1,10 +1,11 @@
 """Operations that run while the program goes on (``async_op=True``), and the handle to wait for
 them.
 
-On cuda every operation is asynchronous, and its stream keeps the order (_streams.py). On cpu a thread of this package
-runs the operations. Each communicator has a queue of its own with one such thread, so its
-operations run in the order in which they were issued. A blocking operation first waits until the
-queue of its communicator is empty. A thread without work ends after IDLE seconds.
+On cuda every operation is asynchronous, and its stream keeps the order (_streams.py). On cpu a
+thread of this package runs the operations. Each dimension name of a communicator has a queue of its
+own with one such thread, so the operations of a queue run in the order in which they were issued. A
+blocking operation first waits until the operations that are in its queue by then are over. A thread
+without work ends after IDLE seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ from collections import deque
 from functools import partial
 from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple
 
-from ._beside import queue_changes
 from ._library import Deadline, Timeout, milliseconds
 from .errors import DeviceMeshError, InvalidStateError, MeshTimeoutError, UnsupportedError
 
 __all__ = ["Work"]
 
 IDLE = 2.0
-# The address of the communicator and the name of the dimension. Two dimensions that share a
-# communicator have a queue each, because the library lets calls under different names take turns.
+# The address of the communicator and the name of the dimension. Queues are per dimension name, even
+# where two dimensions share a communicator. The library serialises their calls.
 Key = Tuple[int, str]
 
 
@@ -122,7 +122,7 @@ class Member(Protocol):
 
 
 class WorkQueue:
-    """The operations of one communicator that are still to run, and the thread that runs them."""
+    """The operations of one queue (Key) that are still to run, and the thread that runs them."""
 
     __slots__ = ("key", "mesh", "tasks", "ready", "last", "works")
 
@@ -161,10 +161,23 @@ class WorkQueue:
 
 lock = threading.Lock()
 queues: Dict[Key, WorkQueue] = {}
+# The functions of follow_queues.
+queue_changes: List[Callable[[Key, int], Any]] = []
+
+
+def follow_queues(changed: Callable[[Key, int], Any]) -> None:
+    """For a package that works beside this one, as those in _beside.py. Calls changed with the key
+    of each queue and the number of its operations that are not over, and from then on with a key
+    and 1 when an operation was put into a queue, or -1 when one is over."""
+    with lock:
+        for key, queue in queues.items():
+            changed(key, len(queue.works))
+        queue_changes.append(changed)
 
 
 def tell(key: Key, change: int) -> None:
-    """Tells other packages that a queue has one operation more or less."""
+    """Tells other packages that a queue has one operation more or less. The caller holds the
+    lock."""
     for changed in queue_changes:
         changed(key, change)
 

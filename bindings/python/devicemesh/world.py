@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
 from functools import partial
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, Iterator, List, Optional, Set, Tuple, Union
 
 from . import _declarations as declarations
 from . import _control as control
 from . import _interrupt as interrupt
 from ._beside import has_ended
-from ._exit import end_at_exit
+from ._cuda import carried_device
+from ._exit import begin_join, end_at_exit, watch_exit
 from ._library import Deadline, Timeout, check, flag, int32, library, milliseconds, optional_text, telling
 from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
@@ -98,33 +100,47 @@ class World(ObjectCollectives):
         joining = ctypes.c_void_p()
         if hasattr(options, "joining_out"):
             options.joining_out = ctypes.pointer(joining)
+        # The world, until this object has it.
+        made = ctypes.c_void_p()
 
         def give_up() -> None:
-            if joining.value:
-                library.dm_world_abort(joining.value)
+            for each in (joining, made):
+                if each.value:
+                    library.dm_world_abort(each.value)
+
+        def undo(handle: int) -> None:
+            made.value = None
+            library.dm_world_free(handle)
+
+        # The join takes the current device of its thread.
+        carry = carried_device()
 
         def joined() -> int:
-            handle = ctypes.c_void_p()
+            carry()
             if callbacks is not None:
-                callbacks.keep()
+                begin_join(callbacks, give_up)
             try:
-                check(library.dm_world_init(kind, ctypes.byref(options), ctypes.byref(handle)))
+                check(library.dm_world_init(kind, ctypes.byref(options), ctypes.byref(made)))
             except BaseException:
                 # A world that was not made does not drop its callbacks.
                 if callbacks is not None:
                     callbacks._drop(None)
                 raise
-            return handle.value or 0
+            finally:
+                joining.value = None
+            return made.value or 0
 
+        if callbacks is not None:
+            watch_exit()
         try:
-            handle = interrupt.apart(joined, give_up, library.dm_world_free)
+            self._adopt(interrupt.apart(joined, give_up, undo), False)
         except Exception as error:
             if callbacks is not None and callbacks.failure is not None:
                 raise error from callbacks.failure
             raise
-        self._adopt(handle, False)
         if callbacks is not None:
             end_at_exit(self)
+        made.value = None
 
     def _adopt(self, handle: int, is_default: Optional[bool]) -> None:
         self._handle = handle
@@ -134,6 +150,9 @@ class World(ObjectCollectives):
         # the world.
         self._is_default = is_default
         self._known: Optional[declarations.WorldInfo] = None
+        self._closed = False
+        # One object for each call that holds the handle (_held).
+        self._holders: Set[object] = set()
 
     @classmethod
     def _of(cls, handle: int, is_default: Optional[bool]) -> "World":
@@ -148,22 +167,44 @@ class World(ObjectCollectives):
         Collective over the world where this process has not joined it yet, local otherwise. Each
         device type has a default world of its own. ``timeout`` bounds the joining.
         """
-        kind, limit = optional_text("device_type", device_type), milliseconds(timeout)
+        kind, limit, carry = optional_text("device_type", device_type), milliseconds(timeout), carried_device()
 
         def join() -> int:
+            carry()
             handle = ctypes.c_void_p()
             check(library.dm_default_world(kind, limit, ctypes.byref(handle)))
             return handle.value or 0
 
         return cls._of(interrupt.apart(join, library.dm_default_world_abort, library.dm_world_free), True)
 
-    def _info(self) -> declarations.WorldInfo:
-        """What the library knows about the world. Only the epoch changes."""
-        if self._known is None or not self._free.alive:
-            info = declarations.WorldInfo(struct_size=ctypes.sizeof(declarations.WorldInfo))
-            check(library.dm_world_get_info(self._handle, ctypes.byref(info)))
-            self._known = info
-        return self._known
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[Optional[int]]:
+        """Gives the handle for a call whose answer belongs to the world. A close() by another
+        thread frees the handle when the block has ended. For a closed world this gives None, which
+        the library refuses."""
+        holder = object()
+        # This thread adds a holder and then looks at `_closed`; close() sets that and then looks at
+        # the holders. So at least one of the two sees the other.
+        self._holders.add(holder)
+        try:
+            yield None if self._closed else self._handle
+        finally:
+            self._holders.discard(holder)
+            if self._closed:
+                self.close()
+
+    def _info(self, anew: bool = False) -> declarations.WorldInfo:
+        """What the library knows about the world. Only the epoch changes, so only the
+        property epoch asks anew."""
+        known = self._known
+        if known is None or anew or self._closed:
+            known = declarations.WorldInfo(struct_size=ctypes.sizeof(declarations.WorldInfo))
+            with self._held() as handle:
+                check(library.dm_world_get_info(handle, ctypes.byref(known)))
+                # The strings belong to the world. ctypes replaces them by copies that it keeps.
+                known.device_type, known.library = known.device_type, known.library
+            self._known = known
+        return known
 
     @property
     def local_rank(self) -> int:
@@ -218,8 +259,7 @@ class World(ObjectCollectives):
     @property
     def epoch(self) -> int:
         """The epoch in which this process is: 0 until a recovery has given a mesh."""
-        self._known = None
-        return int(self._info().epoch)
+        return int(self._info(anew=True).epoch)
 
     @property
     def waiting(self) -> int:
@@ -257,8 +297,11 @@ class World(ObjectCollectives):
         paths = declarations.NAMES()
         with telling(library.dm_world_locations, self._handle, None, control.REFUSED, ctypes.byref(paths)):
             deadline, mine = self._begin("locations", timeout), optional_text("location", location)
-        check(interrupt.call(self._end, library.dm_world_locations, self._handle, mine, deadline.milliseconds(), ctypes.byref(paths)))
-        return [(paths[rank] or b"").decode() for rank in range(self.size)]
+        with self._held() as handle:
+            # A recovery of another thread can make the world larger after the list was made.
+            size = self.size
+            check(interrupt.call(self._end, library.dm_world_locations, handle, mine, deadline.milliseconds(), ctypes.byref(paths)))
+            return [(paths[rank] or b"").decode() for rank in range(size)]
 
     @property
     def _refusals(self) -> control.Refusals:
@@ -294,9 +337,12 @@ class World(ObjectCollectives):
 
     def close(self) -> None:
         """Frees the handle. Meshes keep what they need of the world. If no mesh is left, this
-        process leaves the world. The garbage collector does this when nothing refers to the World
-        any more."""
-        self._free()
+        process leaves the world. While another thread is in locations(), the handle is freed when
+        that call returns. The garbage collector does this when nothing refers to the World any
+        more."""
+        self._closed = True
+        if not self._holders:
+            self._free()
 
     def __enter__(self) -> "World":
         return self
@@ -308,7 +354,7 @@ class World(ObjectCollectives):
         raise TypeError("a World is one process's place in a running job and cannot be pickled; pickle its meshes")
 
     def __repr__(self) -> str:
-        return f"World(rank={self.rank}, size={self.size})" if self._free.alive else "World(closed)"
+        return f"World(rank={self.rank}, size={self.size})" if not self._closed else "World(closed)"
 
 
 class UnknownWorld:

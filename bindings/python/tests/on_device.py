@@ -90,7 +90,7 @@ torch.cuda = types.SimpleNamespace(current_device=lambda: RANK, current_stream=l
                                    ExternalStream=lambda handle, device: Stream(handle), is_initialized=lambda: True)
 sys.modules["torch"] = torch
 
-from devicemesh import MeshTimeoutError, buffers, init_device_mesh  # noqa: E402
+from devicemesh import InvalidArgumentError, MeshTimeoutError, World, buffers, finalize_default_worlds, init_device_mesh  # noqa: E402
 
 mesh = init_device_mesh("cuda", (SIZE,), mesh_dim_names=("x",), timeout=60)
 group = mesh.get_group()
@@ -156,6 +156,27 @@ with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs
         state.current = default
         group.recv(received, (RANK - 1) % SIZE, stream=side)
 assert received.values.tolist() == [(RANK - 1) % SIZE + 1.0] * 4
+# Blocks that overlap are refused before anything of the group is put on a stream.
+whole, other = numpy.zeros(3 * SIZE), numpy.zeros(3 * SIZE)
+counts, mine = [3] * SIZE, slice(3 * RANK, 3 * RANK + 3)
+for refused in (lambda: group.all_gather(Tensor(whole[1:4]), Tensor(whole), counts=counts),
+                lambda: group.all_gather(Tensor(other[:3]), [Tensor(whole[rank:rank + 3]) for rank in range(SIZE)]),
+                lambda: group.reduce_scatter(Tensor(whole), Tensor(whole[1:4]), counts=counts),
+                lambda: group.all_to_all(Tensor(whole), Tensor(whole), send_counts=counts, recv_counts=counts)):
+    with expect():
+        try:
+            with mesh.group():
+                group.all_reduce(Tensor(values()))
+                refused()
+            raise AssertionError("the blocks overlap")
+        except InvalidArgumentError as error:
+            assert "overlap" in str(error), error
+# In place and apart they may run.
+with expect("stream 0 runs ncclAllReduce", *["stream 0 runs ncclBroadcast"] * SIZE, *["stream 0 runs ncclReduce"] * SIZE):
+    with mesh.group():
+        group.all_reduce(Tensor(values()))
+        group.all_gather(Tensor(whole[mine]), Tensor(whole), counts=counts)
+        group.reduce_scatter(Tensor(other), Tensor(other[mine]), counts=counts)
 # The package's own events: an array that is being written on a stream, and that is held.
 array = Interface(values(), side.cuda_stream)
 with expect("stream 1 runs ncclAllReduce", "stream 1 records event 0"):
@@ -167,4 +188,12 @@ with expect("stream 1 records event 0", "stream 0 waits event 0", "stream 0 runs
 mesh.wait(side, timeout=5)
 group.wait()
 mesh.finalize()
+# A join on the main thread is made on another thread, which takes over the current device.
+finalize_default_worlds()
+call("cuCtxSetCurrent", ctypes.c_void_p(0x1000 + 5 - RANK))
+with World("cuda", timeout=60) as world:
+    assert world.device == 5 - RANK, world.device
+default_world = World.default("cuda", timeout=60)
+assert default_world.device == 5 - RANK, default_world.device
+finalize_default_worlds()
 print("fine", flush=True)

@@ -1,6 +1,7 @@
 """Asynchronous operations, lists and counts: under `devicemesh run -n N -- python -m unittest
 tests/test_async.py`, for any N. Every rank runs every test."""
 
+import gc
 import os
 import threading
 import time
@@ -8,7 +9,7 @@ import unittest
 
 import numpy
 
-from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, Work, init_device_mesh, work
+from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, Work, _beside, init_device_mesh, work
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -52,6 +53,24 @@ class Asynchronous(Case):
             self.assertTrue(all(handle.is_success() for handle in handles))
             self.assertEqual(value[0], float(SIZE) ** 20)
 
+    def test_a_package_that_is_imported_while_operations_run(self):
+        """It learns of the groups that are open and of the operations that run, so the ends that it
+        is told later have beginnings."""
+        go_on, groups, queued = threading.Event(), [], []
+        running = work.submit([self.group], Work("a wait of this test"), go_on.wait)
+        follow = lambda key, change: queued.append(change) if key == self.group._key else None
+        with self.mesh.group():
+            _beside.follow_groups(groups.append)
+            work.follow_queues(follow)
+        go_on.set()
+        running.wait()
+        until = time.monotonic() + 60
+        while len(queued) < 2 and time.monotonic() < until:
+            time.sleep(0.001)
+        _beside.group_changes.remove(groups.append)
+        work.queue_changes.remove(follow)
+        self.assertEqual((groups, queued), ([1, -1], [1, -1]))
+
     def test_the_ranks_wait_at_different_times(self):
         """Rank 0 waits at once, and the others have issued all their operations by then."""
         buffers = [numpy.full(5, RANK + number) for number in range(10)]
@@ -63,6 +82,19 @@ class Asynchronous(Case):
         for handle in handles:
             handle.wait()
         self.assertEqual([buffer[0] for buffer in buffers], [sum(rank + number for rank in range(SIZE)) for number in range(10)])
+
+    def test_an_operation_through_a_view_that_nobody_keeps(self):
+        """The view of the second operation is collected before that operation begins, because the
+        last rank comes late to the first one."""
+        first, second = numpy.ones(1), numpy.ones(1)
+        if RANK == SIZE - 1:
+            time.sleep(0.3)
+        handles = [self.group.all_reduce(first, async_op=True),
+                   self.mesh.root().get_group().all_reduce(second, async_op=True)]
+        gc.collect()
+        for handle in handles:
+            handle.wait()
+        self.assertEqual((first[0], second[0]), (SIZE, SIZE))
 
     def test_every_operation(self):
         me, ones = RANK, numpy.ones(SIZE)

@@ -14,8 +14,8 @@ import unittest
 from unittest import mock
 
 import devicemesh
-from devicemesh import (AbortedError, DeviceMesh, Events, InvalidHandleError, NotFoundError, World, _interrupt, _library,
-                        init_device_mesh, lookup, unregister)
+from devicemesh import (AbortedError, DeviceMesh, Events, InvalidHandleError, InvalidStateError, NotFoundError, World, _exit,
+                        _interrupt, _library, deserialize, init_device_mesh, lookup, unregister)
 from devicemesh.stores import Callbacks
 
 
@@ -254,6 +254,47 @@ class Interrupts(unittest.TestCase):
                 with self.assertRaises(InvalidHandleError):
                     _library.check(_library.library.dm_is_member(made.pop(), ctypes.byref(ctypes.c_bool())))
 
+    def test_what_a_call_has_made_when_ctrl_c_comes_is_freed(self):
+        mesh, made, call = init_device_mesh("cpu", (1,)), [], _interrupt.call
+
+        def interrupted(end, function, *arguments):
+            (out,) = [each for each in arguments if isinstance(getattr(each, "_obj", None), ctypes.c_void_p)]
+            if function in (_library.library.dm_shrink, _library.library.dm_recover):
+                _library.check(_library.library.dm_root(mesh._handle, out))  # here nobody is lost
+            else:
+                _library.check(call(end, function, *arguments))
+            made.append(out._obj.value)
+            raise KeyboardInterrupt
+
+        for makes in (lambda: init_device_mesh("cpu", (1,)), lambda: deserialize(mesh.serialize()),
+                      lambda: mesh.get_group().all_gather_bytes(b""), mesh.shrink, mesh.recover):
+            with mock.patch.object(_interrupt, "call", interrupted), self.assertRaises(KeyboardInterrupt):
+                makes()
+            (handle,) = made
+            made.clear()
+            is_member = _library.library.dm_is_member(handle, ctypes.byref(ctypes.c_bool()))
+            length = ctypes.c_size_t()
+            data = _library.library.dm_buffers_get(handle, 0, ctypes.byref(ctypes.c_void_p()), ctypes.byref(length))
+            self.assertEqual((is_member, data), (InvalidHandleError.status, InvalidHandleError.status))
+
+    def test_ctrl_c_just_before_the_main_thread_waits_for_a_join(self):
+        # In about one of a hundred joins the signal comes between Python's last look at signals and
+        # the wait.
+        for _ in range(300):
+            store = MemoryStore()
+
+            def send():
+                store.waits.wait()
+                os.kill(os.getpid(), signal.SIGINT)
+
+            sender = threading.Thread(target=send)
+            began = time.monotonic()
+            sender.start()
+            with self.assertRaises(KeyboardInterrupt):
+                World("cpu", world_size=2, rank=0, store=store, timeout=30)
+            self.assertLess(time.monotonic() - began, 25, "the wait ended at the timeout of the join")
+            sender.join()
+
     def test_a_join_that_gets_no_thread_ends_nothing(self):
         ended = []
         with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
@@ -327,6 +368,48 @@ class Interrupts(unittest.TestCase):
                               cwd=os.path.dirname(os.path.abspath(__file__)))
         self.assertEqual((done.returncode, done.stdout), (0, "over\n"), done.stderr)
         self.assertNotIn("Fatal", done.stderr)
+
+    def test_the_exit_of_an_interpreter_with_a_join_that_uses_a_store_in_python(self):
+        # The store waits again and again in short waits, so the thread of the join takes Python's
+        # lock all the time.
+        code = (
+            "import os, signal, sys, threading\n"
+            "from devicemesh import DeviceMeshError, World\n"
+            "from test_interrupts import MemoryStore\n"
+            "way, store = sys.argv[1], MemoryStore()\n"
+            "def end(*_):\n"
+            "    sys.exit(0)\n"
+            "def join():\n"
+            "    try:\n"
+            "        World('cpu', world_size=2, rank=0, store=store, timeout=60)\n"
+            "    except DeviceMeshError:\n"
+            "        pass\n"
+            "def send():\n"
+            "    store.waits.wait()\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "if way == 'main thread ends':\n"
+            "    threading.Thread(target=join, daemon=True).start()\n"
+            "    store.waits.wait()\n"
+            "else:\n"
+            "    if way == 'handler exits':\n"
+            "        signal.signal(signal.SIGINT, end)\n"
+            "    threading.Thread(target=send).start()\n"
+            "    try:\n"
+            "        join()\n"
+            "    except KeyboardInterrupt:\n"
+            "        pass\n")
+        for way in ("Ctrl-C", "handler exits", "main thread ends"):
+            for _ in range(5):
+                done = subprocess.run([sys.executable, "-c", code, way], capture_output=True, text=True, timeout=60,
+                                      cwd=os.path.dirname(os.path.abspath(__file__)))
+                self.assertEqual((way, done.returncode, done.stderr), (way, 0, ""))
+
+    def test_a_join_does_not_begin_when_the_interpreter_ends(self):
+        with mock.patch.object(_exit, "is_ending", True):
+            store = MemoryStore()
+            with self.assertRaisesRegex(InvalidStateError, "the interpreter ends"):
+                World("cpu", world_size=1, rank=0, store=store)
+        self.assertFalse(any(each.store is store for each in Callbacks.alive.values()))
 
 
 if __name__ == "__main__":

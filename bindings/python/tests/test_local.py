@@ -1,6 +1,7 @@
 """Tests that need one process: views, answers and refusals in offline worlds."""
 
 import copy
+import ctypes
 import logging
 import os
 import pickle
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import unittest
 from datetime import datetime, timezone
+from pathlib import Path
 from unittest import mock
 
 import numpy
@@ -19,7 +21,7 @@ import devicemesh
 from devicemesh import (DeviceMesh, DeviceMeshError, DimOptions, EventKind, InvalidArgumentError, InvalidHandleError, LibraryError,
                         MeshTimeoutError, NotFoundError, NotMemberError, Partial, Replicate, Shard, UnsupportedError,
                         World, init_device_mesh)
-from devicemesh import _beside, _interrupt, _library, logs, work
+from devicemesh import __main__, _beside, _interrupt, _library, logs, work
 
 
 def offline(rank, shape, names=None, world_size=None, device="cpu", **options):
@@ -75,9 +77,11 @@ class Views(unittest.TestCase):
         self.assertNotEqual(self.mesh, other)
         self.assertNotEqual(self.mesh, "a mesh")
         self.assertEqual(len({self.mesh, same, other}), 2)
-        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh), pickle.loads(pickle.dumps(
-                self.mesh)), pickle.loads(pickle.dumps(self.mesh["tp"]))):
-            self.assertIn(made, (self.mesh, self.mesh["tp"]))
+        # Unpickling finds a view that is alive, so the test keeps the view.
+        view = self.mesh["tp"]
+        pickled = [pickle.loads(pickle.dumps(mesh)) for mesh in (self.mesh, view)]
+        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh), *pickled):
+            self.assertIn(made, (self.mesh, view))
             self.assertEqual(made.get_rank(), 6)
         world = World("cpu", world_size=8, rank=3, offline=True)
         self.assertEqual(devicemesh.deserialize(self.mesh.serialize(), world=world), self.mesh)
@@ -204,6 +208,34 @@ class Refusals(unittest.TestCase):
         world.close()
         self.refuses(InvalidHandleError, "not a live dm_world", lambda: world.rank)
         self.assertEqual(repr(world), "World(closed)")
+        for ask in (lambda: world.local_rank, lambda: world.library, lambda: world.epoch, world.locations):
+            self.refuses(InvalidHandleError, "not a live dm_world", ask)
+
+    def test_a_close_while_an_answer_is_read(self):
+        """The library's answers lie in the world and the mesh, so these must live until the answers
+        are read, also where another thread calls close() meanwhile."""
+        lives = []
+
+        def closing(of, name, rank_of):
+            """Makes a function of the library close the World or DeviceMesh before it returns."""
+            function, ask = getattr(_library.library, name), getattr(_library.library, rank_of)
+
+            def call(handle, *arguments):
+                status = function(handle, *arguments)
+                of.close()
+                lives.append(ask(handle, ctypes.byref(ctypes.c_int32())) == 0)
+                return status
+
+            return mock.patch.object(_library.library, name, call)
+
+        for name in ("library", "epoch"):
+            world = World("cpu", world_size=2, rank=0, offline=True)
+            with closing(world, "dm_world_get_info", "dm_world_rank"):
+                getattr(world, name)
+            self.refuses(InvalidHandleError, "not a live dm_world", lambda: world.rank)
+        with closing(self.mesh, "dm_get_recovery", "dm_rank"):
+            self.assertEqual(self.mesh.recovery.epoch, 0)
+        self.assertEqual((lives, repr(self.mesh)), ([True, True, True], "DeviceMesh(closed)"))
 
     def test_ranks_outside_the_mesh(self):
         mesh = offline(7, (2, 2), ("dp", "tp"), world_size=8)
@@ -338,6 +370,8 @@ class EventsOfOneRank(unittest.TestCase):
         self.assertIn(f'devicemesh_process_info{{pid="{os.getpid()}",', devicemesh.metrics())
         with self.assertRaises(InvalidHandleError):
             events.next()
+        with self.assertRaisesRegex(TypeError, "timeout is None; give seconds"):
+            events.next(None)
         with self.assertRaises(TypeError):
             devicemesh.set_event_handler("loud")
         with self.assertRaises(InvalidArgumentError):
@@ -358,6 +392,10 @@ class Libraries(unittest.TestCase):
         with self.assertRaises(LibraryError) as caught:
             devicemesh.set_ccl_resolver(lambda name: 1 // 0)
         self.assertIsInstance(caught.exception.__cause__, ZeroDivisionError)
+        for wrong, kind in (("0x1000", TypeError), (1.0, TypeError), (True, TypeError), (2**64, InvalidArgumentError), (-1, InvalidArgumentError)):
+            with self.assertRaises(LibraryError) as caught:
+                devicemesh.set_ccl_resolver(lambda name: wrong)
+            self.assertIsInstance(caught.exception.__cause__, kind, wrong)
         devicemesh.set_ccl_resolver(None)
 
 
@@ -378,6 +416,15 @@ class Package(unittest.TestCase):
                               env={**os.environ, "DM_LIBRARY": "/nowhere/lib.so"})
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("no libdevicemesh: tried /nowhere/lib.so", done.stderr)
+
+    def test_a_package_in_a_folder_of_the_root(self):
+        """pip install --target /app puts it there."""
+        here = Path("/app/devicemesh")
+        with mock.patch.dict(os.environ), mock.patch.object(_library, "HERE", here), mock.patch.object(__main__, "HERE", here), \
+                mock.patch.object(__main__.shutil, "which", str):
+            os.environ.pop("DM_LIBRARY", None)
+            self.assertEqual(list(_library.candidates()), [_library.SONAME])
+            self.assertEqual(__main__.tool(), "devicemesh")
 
     def test_the_tool(self):
         done = subprocess.run([sys.executable, "-m", "devicemesh", "run", "-n", "2", "--", "sh", "-c", "exit 3"],

@@ -10,11 +10,12 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy
 
 import devicemesh
-from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, MismatchError, NotFoundError, PeerLostError, ReduceOp, World, init_device_mesh
+from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, MismatchError, NotFoundError, PeerLostError, ReduceOp, World, _interrupt, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -175,12 +176,34 @@ class Ranks(unittest.TestCase):
         self.assertEqual(value[0], SIZE * SIZE)
         both = devicemesh.DeviceMesh.from_group([self.dp.handle, self.tp], "cpu", self.mesh.mesh, mesh_dim_names=("dp", "tp"))
         self.assertEqual(both, self.mesh)
+        # The communicators and the array must tell of the same ranks.
+        with self.assertRaisesRegex(InvalidArgumentError, r"group 0 has the ranks .*, but the mesh has along dimension 0: \["):
+            devicemesh.DeviceMesh.from_group(self.tp, "cpu", [rank + 1 for rank in self.tp.ranks])
+        with self.assertRaisesRegex(InvalidArgumentError, r"group 1 has the ranks .*, but the mesh has along dimension 1: \["):
+            devicemesh.DeviceMesh.from_group([self.dp.handle, self.tp], "cpu", self.mesh.mesh + 1)
+        # The default world is one world, however the program has got it.
+        for world in (self.mesh.world, self.mesh["dp"].world, World.default("cpu")):
+            with self.assertRaisesRegex(InvalidArgumentError, "group 0 has the ranks"):
+                devicemesh.DeviceMesh.from_group(self.tp, "cpu", [rank + 1 for rank in self.tp.ranks], world=world)
+        # Without a world the ranks of a mesh are 0 .. n-1, whatever they are in another world.
+        worldless = devicemesh.DeviceMesh.from_group(self.tp.handle, "cpu", list(self.tp.ranks))
+        again = devicemesh.DeviceMesh.from_group(worldless.get_group(), "cpu", list(self.tp.ranks), world=self.mesh.world)
+        self.assertEqual(again.get_group().ranks, self.tp.ranks)
         with self.assertRaisesRegex(InvalidArgumentError, "1 groups"):
             devicemesh.DeviceMesh.from_group([self.tp], "cpu", [[0]])
         with self.assertRaisesRegex(InvalidArgumentError, "mesh is needed"):
             devicemesh.DeviceMesh.from_group(self.tp.handle, "cpu")
         with self.assertRaises(TypeError):
             devicemesh.DeviceMesh.from_group("nccl", "cpu", [0])
+
+    def test_the_timeout_of_an_adopted_mesh(self):
+        own = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), dim_options=[DimOptions(own_comm=True)])
+        adopted = devicemesh.DeviceMesh.from_group(own.get_group(), "cpu", timeout=0.2)
+        if RANK == 0 and SIZE > 1:
+            with self.assertRaisesRegex(MeshTimeoutError, "200 ms"):
+                adopted.get_group().all_reduce(bytearray(1))
+        self.mesh.world.barrier()
+        own.abort()
 
     def test_texts_and_pickles(self):
         made = devicemesh.deserialize(self.mesh.serialize())
@@ -201,7 +224,8 @@ class Ranks(unittest.TestCase):
 
     def test_a_peer_that_does_not_come(self):
         if SIZE > 1:
-            mesh = init_device_mesh("cpu", (SIZE,), timeout=0.5, dim_options=[DimOptions(own_comm=True)])
+            # The mesh must be made in this time, on a busy machine, too.
+            mesh = init_device_mesh("cpu", (SIZE,), timeout=2, dim_options=[DimOptions(own_comm=True)])
             if RANK == 0:
                 with self.assertRaises(TimeoutError) as caught:
                     mesh.get_group().all_reduce(bytearray(1))
@@ -213,21 +237,24 @@ class Ranks(unittest.TestCase):
         if SIZE == 1:
             return
         mesh = init_device_mesh("cpu", (SIZE,))
+        counted = f"{self.folder}/counted"
         if RANK == 0:
-            counted, stop = [0], threading.Event()
-
             def count():
-                while not stop.wait(0.001):
-                    counted[0] += 1
+                for _ in range(100):
+                    time.sleep(0.001)
+                open(counted, "w").close()
 
+            # The others come when the thread has run for a while, so it must run while this one is
+            # blocked.
             thread = threading.Thread(target=count)
             thread.start()
             mesh.get_group().all_reduce(bytearray(1))
-            stop.set()
             thread.join()
-            self.assertGreater(counted[0], 10, "another thread ran while this one was blocked")
         else:
-            time.sleep(0.5)
+            until = time.monotonic() + 60
+            while not os.path.exists(counted):
+                self.assertLess(time.monotonic(), until, "another thread runs while one is blocked")
+                time.sleep(0.01)
             mesh.get_group().all_reduce(bytearray(1))
         mesh.finalize()
 
@@ -374,6 +401,16 @@ class Ranks(unittest.TestCase):
             world.barrier()
             self.assertEqual(world.locations(f"rack{RANK % 2}/host{RANK}"), [f"rack{rank % 2}/host{rank}" for rank in range(SIZE)])
             self.assertEqual(len(set(world.locations())), 1)
+            # The world grows after the list was made.
+            with mock.patch.object(World, "size", property(lambda world: SIZE + 1000 * len(listed))):
+                listed, call = [], _interrupt.call
+
+                def growing(*arguments):
+                    listed.append(call(*arguments))
+                    return listed[0]
+
+                with mock.patch.object(_interrupt, "call", growing):
+                    self.assertEqual(len(world.locations()), SIZE)
             mesh = init_device_mesh("cpu", (SIZE,), world=world)
             self.assertIs(mesh.flatten("f").world, world)
             mesh.finalize()

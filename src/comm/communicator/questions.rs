@@ -117,8 +117,8 @@ impl Communicator {
         self.is_unheld() && self.has_failed()
     }
 
-    /// Whether the communicator is this library's to end, and no root mesh holds it any more. Asks
-    /// no library.
+    /// Whether this library must end the communicator, and no root mesh holds it any more. Asks no
+    /// communicator library.
     pub(in crate::comm) fn is_unheld(&self) -> bool {
         self.handle.is_owned() && self.holders.load(Ordering::SeqCst) == 0
     }

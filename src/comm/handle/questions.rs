@@ -28,7 +28,7 @@ impl Handle {
         if self.raw().is_null() {
             return Ok(None);
         }
-        // Another thread's question may not return either.
+        // Another thread's question may never return, so the wait for it has a deadline.
         let taken = || self.is_asked.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if !taken() {
             poll_until_done(wait, what, sleep, || Ok(taken()))?;

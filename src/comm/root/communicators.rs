@@ -1,6 +1,7 @@
 //! The communicators of a root mesh: along its dimensions, and the parent from which others are
 //! split.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -225,12 +226,13 @@ impl RootComms {
     #[must_use]
     pub(in crate::comm) fn drop_replaced(&self) -> Vec<Arc<Communicator>> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
-        let is_replaced = |at: &usize| {
-            let same = |later: &DimComm| later.name == dims[*at].name && later.dim.pairs() == dims[*at].dim.pairs();
-            dims[*at + 1..].iter().any(same)
-        };
-        let replaced = (0..dims.len()).filter(is_replaced).map(|at| (at, Arc::clone(&dims[at].communicator)));
-        let mut failed: Vec<(usize, Arc<Communicator>)> = replaced.collect();
+        // A mesh may have thousands of dimensions, so each is looked up in a set of the later ones.
+        let mut later = HashSet::with_capacity(dims.len());
+        let from_last = dims.iter().enumerate().rev();
+        let replaced = from_last.filter(|(_, known)| !later.insert((known.name.as_str(), known.dim.pairs())));
+        let mut failed: Vec<(usize, Arc<Communicator>)> =
+            replaced.map(|(at, known)| (at, Arc::clone(&known.communicator))).collect();
+        failed.reverse();
         drop(dims);
         // The library may take long to answer, and a failure that it tells is logged. So it is
         // asked without the lock. The turn of the call keeps other calls from changing the list.

@@ -24,7 +24,8 @@ pub(super) struct DepartureWatch {
     event: Event,
     /// The functions by which a rank may have ended the mesh.
     ways: &'static str,
-    /// A look holds this lock. So the end of the mesh waits for the look, and takes the value.
+    /// A look holds this lock. So the end of the mesh waits for a look that is in progress, and
+    /// then takes the value out.
     looking: Mutex<Option<Looking>>,
 }
 

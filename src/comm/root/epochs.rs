@@ -1,5 +1,5 @@
-//! What a root mesh hands on from epoch to epoch (docs/recovery.md): what the recovery that made it
-//! has come to, and what the mesh of the next epoch gets from it.
+//! The parts of a root mesh that belong to its epoch (docs/recovery.md): the result of the recovery
+//! that made it, and the options and dimensions that the mesh of the next epoch gets from it.
 
 use std::sync::PoisonError;
 
@@ -38,13 +38,13 @@ impl RootComms {
         *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
     }
 
-    /// What the recovery that made this root has come to. For a root that no recovery made, nobody
-    /// was lost and nobody has joined.
+    /// The result of the recovery that made this root. For a root that no recovery made, the result
+    /// says that nobody was lost and nobody has joined.
     pub fn recovered(&self) -> &Recovered {
         self.recovered.get_or_init(|| Recovered::none(&self.mesh, self.epoch))
     }
 
-    /// Notes what the recovery that made this root has come to.
+    /// Notes the result of the recovery that made this root.
     pub(in crate::comm) fn set_recovered(&self, recovered: Recovered) {
         let _ = self.recovered.set(recovered);
     }

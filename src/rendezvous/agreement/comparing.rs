@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::round::Round;
-use super::verdict::{Verdict, split, split_mesh};
+use super::verdict::{Sides, Verdict, split, split_mesh};
 use crate::error::{Result, Status};
 use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait};
@@ -19,8 +19,11 @@ const WINDOW: Duration = Duration::from_millis(250);
 /// pauses for this long between two looks at who has read a verdict.
 pub(super) const MOMENT: Duration = Duration::from_millis(50);
 
-/// The most dissenters whose calls are read for the message.
-const READ: i64 = 16;
+/// The most dissenters whose calls are read. As many are read as can be more than half of all
+/// ranks, because their calls may then be the right ones.
+const MOST_READ: usize = 1024;
+/// The least dissenters whose calls are read, where so many are known.
+const LEAST_READ: usize = 16;
 
 impl Round {
     /// Whether the calls of this rank and of the first rank are equal. The offers are not compared
@@ -54,13 +57,14 @@ impl Round {
             }
             let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(WINDOW)) };
             let verdict = self.spell_out(phase, theirs, &soon)?;
-            let verdict = verdict.unwrap_or_else(|| self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs));
+            let verdict = verdict.unwrap_or_else(|| self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, 1, theirs));
             self.decide(phase, &verdict, &soon)?
         };
         if stands.status == Status::Ok {
             // The other ranks were complete without this rank, so they and this rank do not agree
             // on the size of the scope. If the others are still in the call, they learn of it.
-            let verdict = self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs);
+            let others = self.membership.members.len() - 1;
+            let verdict = self.mismatch(&[(self.my_rank(), mine.to_owned())], others, 1, theirs);
             self.decide("/end", &verdict, wait)?;
             return Ok(verdict);
         }
@@ -71,32 +75,39 @@ impl Round {
     /// no dissenter is known.
     fn spell_out(&self, phase: &str, theirs: &str, soon: &Wait) -> Result<Option<Verdict>> {
         let store = &self.membership.store;
-        let all = store.add(&self.key(phase, "count"), 0, soon)? / DISSENT;
-        let keys: Vec<String> = (1..=all.min(READ)).map(|number| self.differing(phase, number)).collect();
-        let mut positions: Vec<_> = keys.iter().map(|key| store.try_get(key, soon).ok().flatten()).collect();
+        let counted = store.add(&self.key(phase, "count"), 0, soon)?;
+        let differ = counted / DISSENT;
+        // The first rank agrees with itself, even if it has not added itself to the counter yet.
+        let agree = (counted % DISSENT - differ).max(1);
+        let most = (self.membership.members.len() / 2 + 1).clamp(LEAST_READ, MOST_READ) as i64;
+        let keys: Vec<String> = (1..=differ.min(most)).map(|number| self.differing(phase, number)).collect();
+        let mut positions = store.try_get_each(&keys, soon).unwrap_or_default();
+        positions.resize(keys.len(), None);
         // A dissenter writes its position right after it has counted itself in, so the position
         // comes within a moment unless the dissenter has died.
         let moment = soon.with_deadline(Deadline::after(MOMENT.min(soon.deadline.left())));
         for (position, key) in positions.iter_mut().zip(&keys).filter(|(position, _)| position.is_none()) {
             *position = store.get(key, &moment).ok();
         }
-        let mut dissenters = Vec::new();
-        for position in positions.into_iter().flatten() {
-            let position = String::from_utf8_lossy(&position).parse::<usize>().ok();
-            let Some(position) = position.filter(|position| *position < self.membership.members.len()) else {
-                continue;
-            };
-            if let Ok(Some(text)) = store.try_get(&self.here(phase, position), soon) {
-                dissenters.push((self.membership.members.rank(position), split_mesh(&text).0));
-            }
-        }
+        let members = &self.membership.members;
+        let parse = |position: Vec<u8>| String::from_utf8_lossy(&position).parse::<usize>().ok();
+        let positions = positions.into_iter().flatten().filter_map(parse);
+        let positions: Vec<usize> = positions.filter(|position| *position < members.len()).collect();
+        let keys: Vec<String> = positions.iter().map(|position| self.here(phase, *position)).collect();
+        let texts = store.try_get_each(&keys, soon).unwrap_or_default();
+        let read = positions.into_iter().zip(texts);
+        let mut dissenters: Vec<(i32, String)> =
+            read.filter_map(|(position, text)| Some((members.rank(position), split_mesh(&text?).0))).collect();
         dissenters.sort();
-        Ok((!dissenters.is_empty()).then(|| self.mismatch(&dissenters, all as usize, theirs)))
+        let found = !dissenters.is_empty();
+        Ok(found.then(|| self.mismatch(&dissenters, agree as usize, differ as usize, theirs)))
     }
 
-    pub(super) fn mismatch(&self, dissenters: &[(i32, String)], all: usize, theirs: &str) -> Verdict {
-        let size = self.membership.members.len();
-        Verdict::of_mismatch(dissenters, (all, size), self.membership.members.rank(0), theirs, self.number)
+    /// Makes the verdict that ranks differ from the first rank. `agree` and `differ` count the
+    /// ranks on the two sides ([`Sides`]).
+    fn mismatch(&self, dissenters: &[(i32, String)], agree: usize, differ: usize, theirs: &str) -> Verdict {
+        let sides = Sides { agree, differ, is_one_call: false, size: self.membership.members.len() };
+        Verdict::of_mismatch(dissenters, &sides, self.membership.members.rank(0), theirs, self.number)
     }
 
     /// Returns the key under which dissenter `number` writes its position.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 /// The ranks of a scope: the world rank for each position.
 #[derive(Debug, Clone)]
 pub(in crate::rendezvous) enum Members {
+    /// The ranks from 0 to this number minus 1.
     All(usize),
+    /// These ranks, in the order of their positions.
     Listed(Arc<[i32]>),
 }
 

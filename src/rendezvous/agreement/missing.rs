@@ -126,7 +126,8 @@ impl Round {
             let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
             let keys: Vec<String> = (at..end).map(&key).collect();
             let present = match self.membership.store.present(&keys, wait) {
-                // The missing ranks that are known already are reported.
+                // When a later request fails, the missing ranks that are known already are
+                // reported.
                 Err(_) if at > 0 => break,
                 present => present?,
             };

@@ -2,8 +2,9 @@
 //!
 //! The key `<list>` counts the notes, and `<list>/<k>` holds the k-th one. A rank takes the next
 //! number, and then writes its note under that number. A rank that dies in between leaves a gap,
-//! and nobody would read the later notes. So each rank fills the gaps before its own number
-//! ([`GAP`]). A slow rank that finds its own number filled takes a new number.
+//! and nobody would read the later notes. So each rank fills the gaps ([`GAP`]) among the last
+//! [`LOOKED_BACK`] numbers before its own. A slow rank that finds its own number filled takes a new
+//! number.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -47,8 +48,8 @@ pub(in crate::rendezvous) fn add_note(
     Err(Error::timeout(format!("the store at {} gave no number for a note under {list} in time", store.name())))
 }
 
-/// Fills the gaps before note `number`, so that the note is read. `wrote` gets each key that this
-/// rank has written.
+/// Fills the gaps among the [`LOOKED_BACK`] notes before note `number`, so that the note is read.
+/// `wrote` gets each key that this rank has written.
 pub(in crate::rendezvous) fn fill_gaps(
     store: &dyn Store,
     list: &str,

@@ -5,8 +5,8 @@
 //! waiting:
 //!
 //! 1. It writes the text of the collective under `here/<position>`.
-//! 2. It adds 1 and the digest of its text to one counter (`tally`). As long as all texts are
-//!    equal, the sum of the digests is the number of ranks times the rank's own digest. A rank
+//! 2. It adds 1 and the digest of its text to one counter (`tally`). If all texts are equal so far,
+//!    the sum of the digests is the number of announced ranks times the rank's own digest. A rank
 //!    that finds another sum writes the verdict "mismatch", with the texts of both sides.
 //! 3. The last rank to be counted writes the verdict "agreed".
 //!
@@ -31,7 +31,7 @@ use super::deadlock::take_back_note;
 use super::deciding::{Part, Settled};
 use super::round::Round;
 use super::scope::Scope;
-use super::verdict::{DETAIL, Verdict, split_mesh, with_mesh};
+use super::verdict::{DETAIL, Sides, Verdict, split, split_mesh, with_mesh};
 use super::waiting::Found;
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result, Status};
@@ -54,14 +54,23 @@ pub(super) struct Tally {
     /// Whether all of them have this rank's digest. Two different texts have the same digest in 1
     /// of 2^23 cases.
     pub(super) is_equal: bool,
+    /// The sum of the digests of the other ranks.
+    others: i64,
+}
+
+impl Tally {
+    /// Whether all other ranks in the tally have the digest of that call.
+    fn are_others(&self, call: &str) -> bool {
+        self.others == (self.count as i64 - 1) * short(Fnv1a::default().text(call).value())
+    }
 }
 
 /// The collectives of a group along one dimension, which this rank has announced.
 struct Announced<'a> {
     scope: &'a Scope,
     rounds: Vec<Round>,
-    /// The keys of earlier calls, which may be removed when one of these is agreed. The scope gets
-    /// them back when this value is dropped.
+    /// The keys of earlier calls, which may be removed when one of these collectives is agreed.
+    /// Dropping this value returns the keys that were not removed to the scope.
     removable: Vec<String>,
 }
 
@@ -213,7 +222,7 @@ impl Round {
         let digest = Fnv1a::default().text(&self.call).value();
         let tally = self.tally(self.key("", "tally"), digest, wait)?;
         let verdict = match tally.is_equal {
-            false => self.difference(wait)?,
+            false => self.difference(&tally, wait)?,
             true if tally.count == self.membership.members.len() => Verdict::agreed(),
             true => return Ok(()),
         };
@@ -237,15 +246,17 @@ impl Round {
     /// Adds this rank and its digest to the counter of that key. The sum and the count are changed
     /// together, so whoever adds can tell whether the digests so far are equal.
     pub(super) fn tally(&self, key: String, digest: u64, wait: &Wait) -> Result<Tally> {
-        let digest = (digest >> (64 - DIGEST_BITS)) as i64;
+        let digest = short(digest);
         let sum = self.count(key, digest << COUNT_BITS | 1, wait)?;
         let count = sum & ((1 << COUNT_BITS) - 1);
-        Ok(Tally { count: count as usize, is_equal: sum >> COUNT_BITS == count * digest })
+        let others = (sum >> COUNT_BITS) - digest;
+        Ok(Tally { count: count as usize, is_equal: others == (count - 1) * digest, others })
     }
 
     /// The verdict that ranks have announced different calls under this number. The others are
-    /// compared with the lowest rank that has announced a call.
-    fn difference(&self, wait: &Wait) -> Result<Verdict> {
+    /// compared with the lowest rank that has announced a call. Where this rank alone differs, the
+    /// tally shows how many ranks have announced the other call, also those whose texts are not read.
+    fn difference(&self, tally: &Tally, wait: &Wait) -> Result<Verdict> {
         let (members, store) = (&self.membership.members, &self.membership.store);
         let mut texts = Vec::new();
         for position in read_positions(members.len(), self.membership.me) {
@@ -254,14 +265,26 @@ impl Round {
             }
         }
         let (first, theirs) = texts.first().cloned().unwrap_or((self.my_rank(), self.call.clone()));
-        let dissenters: Vec<(i32, String)> = texts.into_iter().filter(|(_, text)| *text != theirs).collect();
-        if dissenters.is_empty() {
+        let (same, dissenters): (Vec<_>, Vec<_>) = texts.into_iter().partition(|(_, text)| *text == theirs);
+        let Some((_, other)) = dissenters.first() else {
             let message = format!("ranks after the first {READ} do not call {} as call {}", self.call, self.number);
             return Ok(Verdict::of(&Error::new(Status::Mismatch, message)));
+        };
+        let mut sides = Sides { agree: same.len(), differ: dissenters.len(), is_one_call: false, size: members.len() };
+        let others = tally.count.saturating_sub(1);
+        let (first_call, other_call) = (split(&theirs).0, split(other).0);
+        if self.call != first_call && tally.are_others(first_call) {
+            sides.agree = sides.agree.max(others);
+        } else if self.call == first_call && tally.are_others(other_call) {
+            (sides.differ, sides.is_one_call) = (sides.differ.max(others), true);
         }
-        let all = (dissenters.len(), members.len());
-        Ok(Verdict::of_mismatch(&dissenters, all, first, &theirs, self.number))
+        Ok(Verdict::of_mismatch(&dissenters, &sides, first, &theirs, self.number))
     }
+}
+
+/// The part of a digest that a tally adds up.
+fn short(digest: u64) -> i64 {
+    (digest >> (64 - DIGEST_BITS)) as i64
 }
 
 /// The positions whose texts are read for a message: the first [`READ`] of `size` positions, and
@@ -272,7 +295,51 @@ fn read_positions(size: usize, me: usize) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{scope, soon};
     use super::*;
+    use crate::rendezvous::store::MemoryStore;
+
+    /// Returns the ranks that the verdict blames when these of `size` ranks announce a barrier, or
+    /// rank `wrong` another collective, in this order.
+    fn blamed(size: usize, order: impl IntoIterator<Item = usize>, wrong: usize) -> Vec<i32> {
+        let store = MemoryStore::new();
+        for me in order {
+            let text = if me == wrong { "an all-reduce" } else { "a barrier" };
+            scope(&store, me, size).join_next(text).announce(&soon()).unwrap();
+        }
+        let round = scope(&store, 0, size).join_next("");
+        let verdict = round.await_verdict("", &soon()).unwrap();
+        assert_eq!(verdict.status, Status::Mismatch, "{verdict:?}");
+        verdict.ranks().to_vec()
+    }
+
+    /// A rank writes its call before it adds itself to the tally.
+    #[test]
+    fn calls_that_are_read_count_also_where_the_tally_lacks_them() {
+        let store = MemoryStore::new();
+        let round = |me: usize, text: &str| scope(&store, me, 8).join_next(text);
+        (0..2).for_each(|me| round(me, "a barrier").announce(&soon()).unwrap());
+        for me in [2, 4, 5, 6, 7] {
+            let early = round(me, "a barrier");
+            let text = with_mesh(&format!("{}{DETAIL}", early.call), early.mesh());
+            early.put(early.here("", me), text.as_bytes(), &soon()).unwrap();
+        }
+        round(3, "an all-reduce").announce(&soon()).unwrap();
+        assert_eq!(round(0, "").await_verdict("", &soon()).unwrap().ranks(), [3]);
+    }
+
+    #[test]
+    fn ranks_are_blamed_alone_where_more_than_half_of_all_differ_from_them() {
+        // Ranks that have announced nothing are on neither side.
+        assert_eq!(blamed(4, [0, 1], 0), [0, 1]);
+        assert_eq!(blamed(4, [0, 1], 1), [0, 1]);
+        assert_eq!(blamed(4, [2, 1, 3, 0], 0), [0]);
+        assert_eq!(blamed(4, [0, 1, 2, 3], 3), [3]);
+        // The tally counts the ranks whose texts are not read.
+        assert_eq!(blamed(200, 0..200, 199), [199]);
+        assert_eq!(blamed(200, (0..200).rev(), 0), [0]);
+        assert_eq!(blamed(200, 0..81, 80), [0, 80]);
+    }
 
     #[test]
     fn each_position_is_read_once() {

@@ -83,9 +83,10 @@ impl Membership {
         Ok(sum)
     }
 
-    /// Adds a lost process that this process, which is `me`, knows of to the list in the store,
-    /// where the list lacks it. When several ranks know of a loss, the rank whose name is the value
-    /// of `key` adds it. If that rank is lost, too, another rank adds the process.
+    /// Adds a lost process to the store's list of losses. Does nothing if the part of the list that
+    /// this process has read names it. `me` is this process. When several ranks know of a loss, the
+    /// rank whose name is the value of `key` adds it. If that rank is lost, too, another rank adds
+    /// the process.
     pub(super) fn tell_loss(&self, process: Incarnation, me: Incarnation, key: String, wait: &Wait) -> Result<()> {
         if self.losses.any(|lost| lost == process) {
             return Ok(());

@@ -45,6 +45,10 @@ pub struct Scope {
 /// call is agreed, so a program that goes on refusing must not fill the store.
 pub(super) const MOST_REFUSALS: u64 = 1000;
 
+/// The most bytes of a call's text. A store takes values of 8 MiB, and a verdict may quote the texts
+/// of four ranks.
+const MOST_TEXT: usize = 1 << 20;
+
 thread_local! {
     /// How many calls this thread has begun or refused, in all scopes.
     static BEGUN_HERE: Cell<u64> = const { Cell::new(0) };
@@ -180,6 +184,18 @@ impl Scope {
         self.enter_next(call, "", &Part::default(), wait)
     }
 
+    /// Refuses a text that the store would not take, before the call gets its number. The caller
+    /// then tells the other ranks, as for other refusals.
+    fn check_text(&self, text: &str) -> Result<()> {
+        match text.len() {
+            0..=MOST_TEXT => Ok(()),
+            _ if self.membership.members.len() < 2 => Ok(()),
+            len => Err(Error::invalid(format!(
+                "the ranks compare their calls by texts of at most {MOST_TEXT} bytes, but the dimensions of this one give a text of {len} bytes: take shorter names, or fewer dimensions"
+            ))),
+        }
+    }
+
     /// Takes part in the next call that concerns this rank.
     fn enter(&self, call: &str, detail: &str, part: Part<'_>, wait: &Wait) -> Result<Round> {
         loop {
@@ -195,6 +211,7 @@ impl Scope {
     fn enter_next(&self, call: &str, detail: &str, part: &Part<'_>, wait: &Wait) -> Result<Option<Round>> {
         let text = format!("{call}{DETAIL}{detail}");
         self.check_turn(call)?;
+        self.check_text(&text)?;
         let round = Round { failure: part.failure.cloned(), offers: part.offers.clone(), ..self.join_next(call) };
         if self.membership.members.len() < 2 {
             round.recorded.set_ends_well(true);

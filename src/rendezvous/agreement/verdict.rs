@@ -13,8 +13,23 @@ pub(super) const DETAIL: char = '\n';
 const MESH: char = '\u{1f}';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
+/// The most ranks of one call that a message names, and the most ranks that differ which an error
+/// blames.
+const MOST_NAMED: usize = 16;
 /// How many characters a message shows of a text that is no verdict.
 const SHOWN_CHARACTERS: usize = 40;
+
+/// The two sides of a mismatch, as numbers of ranks.
+pub(super) struct Sides {
+    /// The ranks that are known to make the call of the first rank, the first rank among them.
+    pub(super) agree: usize,
+    /// The ranks that are known to make another call, also those whose calls were not read.
+    pub(super) differ: usize,
+    /// Whether all ranks that differ are known to make one call, although only some calls were read.
+    pub(super) is_one_call: bool,
+    /// All ranks of the call.
+    pub(super) size: usize,
+}
 
 /// Why a call has ended, as far as a rank that comes later must know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,11 +190,11 @@ impl Verdict {
     }
 
     /// Makes the verdict that ranks asked for something else than `theirs`, which rank `first`
-    /// asked for. `dissenters` are some of these ranks, with what each asked for; `all` is the
-    /// number of all of them, and `size` the number of ranks of the call.
+    /// asked for. `dissenters` are some of these ranks, with what each asked for; `sides` counts
+    /// all of them.
     pub(super) fn of_mismatch(
         dissenters: &[(i32, String)],
-        (all, size): (usize, usize),
+        sides: &Sides,
         first: i32,
         theirs: &str,
         number: u64,
@@ -192,8 +207,9 @@ impl Verdict {
                 None => groups.push((text, vec![*rank])),
             }
         }
-        let ranks = outvoted(&groups, (all, size), first);
+        let ranks = outvoted(&groups, sides, first);
         groups.truncate(SHOWN_CALLS);
+        groups.iter_mut().for_each(|(_, ranks)| ranks.truncate(MOST_NAMED));
         let shown: usize = groups.iter().map(|(_, ranks)| ranks.len()).sum();
         // The detail is shown only when the calls are equal.
         let same_call = groups.iter().any(|(text, _)| split(text).0 == their_call);
@@ -210,7 +226,8 @@ impl Verdict {
             (false, _) => their_call.to_owned(),
         };
         message.push_str(&format!("rank {first} called {theirs}"));
-        if all > shown {
+        if sides.differ > shown {
+            let all = sides.differ;
             message.push_str(&format!("; {all} ranks in all differ from rank {first}"));
         }
         Verdict { status: Status::Mismatch, message, ranks, ..Verdict::agreed() }
@@ -318,13 +335,16 @@ impl Verdict {
 }
 
 /// Returns the ranks that are to blame for a mismatch. `groups` are the ranks that differ from rank
-/// `first`, by their calls. The ranks that agree with more than half of all ranks are right. When
-/// no call has so many ranks, nobody knows who is right, and the error is about all of them.
-fn outvoted(groups: &[(&str, Vec<i32>)], (all, size): (usize, usize), first: i32) -> Vec<i32> {
-    let is_right = |ranks: &Vec<i32>| 2 * ranks.len() > size;
-    let mut to_blame: Vec<i32> =
-        groups.iter().filter(|(_, ranks)| !is_right(ranks)).flat_map(|(_, ranks)| ranks.clone()).collect();
-    if 2 * all >= size {
+/// `first`, by their calls. A call is right when more than half of all ranks are known to make it,
+/// and the ranks that make another call are to blame. When no call is right, nobody knows who is
+/// wrong, and the error is about all of them. Only the number of the ranks that agree with
+/// rank `first` is known. Where they may be wrong, rank `first` is named for all of them.
+fn outvoted(groups: &[(&str, Vec<i32>)], sides: &Sides, first: i32) -> Vec<i32> {
+    let is_right = |ranks: usize| 2 * ranks > sides.size;
+    let differ = |ranks: &[i32]| if groups.len() == 1 && sides.is_one_call { sides.differ } else { ranks.len() };
+    let wrong = groups.iter().filter(|(_, ranks)| !is_right(differ(ranks)));
+    let mut to_blame: Vec<i32> = wrong.flat_map(|(_, ranks)| ranks.clone()).take(MOST_NAMED).collect();
+    if !is_right(sides.agree) {
         to_blame.push(first);
     }
     to_blame.sort_unstable();

@@ -105,7 +105,9 @@ impl Round {
             // ends at its deadline all the same.
             wait.cancel.check()?;
             if wait.deadline.passed() && !self.has_lost() && self.departure().is_none() {
-                return Err(Error::timeout(format!("the store at {} reports lost ranks without end", store.name())));
+                let message =
+                    format!("the store at {} reported further lost ranks until the deadline passed", store.name());
+                return Err(Error::timeout(message));
             }
         }
     }

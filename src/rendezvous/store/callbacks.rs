@@ -100,7 +100,7 @@ impl CallbackStore {
         self.kept.store(true, Ordering::SeqCst);
     }
 
-    /// Returns when no more than `owners` references to the store exist.
+    /// Returns when no more than `owners` references to the store exist. This wait has no deadline.
     pub(crate) fn await_owners(self: &Arc<Self>, owners: usize) {
         while Arc::strong_count(self) > owners {
             std::thread::sleep(Duration::from_millis(1));
@@ -135,6 +135,10 @@ impl CallbackStore {
             )
         };
         match code {
+            // The value was stored, or another one stands.
+            0 if len == 0 && !value.is_empty() => Err(Error::store(format!(
+                "dm_store_callbacks.compare_set of key {key} returned 0 and says that the key is not there (len_out 0): with expected_len 0 it must store the value"
+            ))),
             0 if len > stands.len() => self.get(key, wait),
             0 => {
                 stands.truncate(len);
@@ -268,8 +272,9 @@ impl Store for CallbackStore {
     }
 }
 
-/// Returns the keys whose counters beside them say who set them, where keys can be removed. The
-/// rank that set a key may remove it by way of another store, in its next world.
+/// Returns the keys that this process was the first to set, where keys can be removed. The counter
+/// beside such a key ([`owner`]) is removed together with the key. The set belongs to the process
+/// and not to a store, because a rank may remove a key through another store, in its next world.
 fn owned() -> MutexGuard<'static, HashSet<String>> {
     static OWNED: Lazy<Mutex<HashSet<String>>> = Lazy::new(Mutex::default);
     OWNED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -286,5 +291,57 @@ impl Drop for CallbackStore {
             // SAFETY: the caller's contract; this is the last use of its data.
             unsafe { drop(self.user_data) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn set(_: *mut c_void, _: *const c_char, _: *const c_void, _: usize) -> i32 {
+        0
+    }
+
+    unsafe extern "C" fn get(_: *mut c_void, _: *const c_char, _: *mut c_void, _: usize, _: *mut usize, _: i64) -> i32 {
+        NOT_YET
+    }
+
+    unsafe extern "C" fn add(_: *mut c_void, _: *const c_char, _: i64, _: *mut i64) -> i32 {
+        0
+    }
+
+    /// Stores nothing, and says so.
+    unsafe extern "C" fn compare_set(
+        _: *mut c_void,
+        _: *const c_char,
+        _: *const c_void,
+        _: usize,
+        _: *const c_void,
+        _: usize,
+        _: *mut c_void,
+        _: usize,
+        len_out: *mut usize,
+    ) -> i32 {
+        // SAFETY: the store passes a place that it owns.
+        unsafe { len_out.write(0) };
+        0
+    }
+
+    #[test]
+    fn a_compare_set_that_stores_nothing_is_a_failure_of_the_store() {
+        let callbacks = Callbacks {
+            user_data: std::ptr::null_mut(),
+            set: Some(set),
+            get: Some(get),
+            add: Some(add),
+            drop: None,
+            remove: None,
+            compare_set: Some(compare_set),
+        };
+        // SAFETY: the functions touch nothing but the place of a length.
+        let store = unsafe { CallbackStore::new(callbacks) }.unwrap();
+        let error = store.set_once("key", b"value", &Wait::after(Duration::from_secs(1))).unwrap_err();
+        let text = "dm_store_callbacks.compare_set of key key returned 0";
+        assert!(error.status() == crate::error::Status::Store && error.message().contains(text), "{error}");
     }
 }

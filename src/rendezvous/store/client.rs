@@ -154,8 +154,9 @@ impl TcpStore {
         talk: impl FnOnce(&mut Connection) -> std::result::Result<T, ExchangeError>,
     ) -> Result<T> {
         let mut connection = self.take(wait)?;
-        if let Some((requests, answers)) = self.removals() {
-            connection.send_ahead(requests, answers);
+        let removed = self.to_forget();
+        if !removed.is_empty() {
+            connection.send_ahead(removals(&removed), size_of::<i64>() * removed.len());
         }
         match talk(&mut connection) {
             Ok(value) => {
@@ -163,6 +164,9 @@ impl TcpStore {
                 Ok(value)
             }
             Err(broken) => {
+                // Nobody knows whether the server has read the removals. To remove a key twice does
+                // no harm.
+                self.forgotten().extend(removed);
                 let nonce = connection.nonce;
                 if !matches!(broken, ExchangeError::Io(_)) {
                     self.retired().push(connection);
@@ -176,21 +180,12 @@ impl TcpStore {
         self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns requests that remove some of the keys to be forgotten, and how many bytes their
-    /// answers have.
-    fn removals(&self) -> Option<(Vec<u8>, usize)> {
+    /// Takes some of the keys to be forgotten. They are so few that the answers to their removals
+    /// always fit into the socket, even if nobody reads them.
+    fn to_forget(&self) -> Vec<String> {
         let mut forgotten = self.forgotten();
-        if forgotten.is_empty() {
-            return None;
-        }
-        // The requests are so few that their answers always fit into the socket, even if nobody
-        // reads them.
         let rest = forgotten.len().saturating_sub(IN_FLIGHT);
-        let keys = forgotten.split_off(rest);
-        let answers = size_of::<i64>() * keys.len();
-        let writer = Writer::default();
-        let remove = |writer: Writer, key: &String| writer.then(op::DELETE).string(&full(key));
-        Some((keys.iter().fold(writer, remove).finish(), answers))
+        forgotten.split_off(rest)
     }
 
     /// Returns the error of an exchange that ended early. `nonce` is that of the connection's
@@ -242,12 +237,18 @@ impl TcpStore {
         Some(Error::store(message).with_os_error(libc::ENOSPC))
     }
 
+    /// Refuses a key or value that is too long before anything is sent. This is the caller's error:
+    /// the server still runs.
     fn check(&self, key: &str, value: &[u8]) -> Result<()> {
-        if key.len() + 1 > MAX_KEY || value.len() > MAX_VALUE {
-            return Err(Error::store(format!(
-                "a key of {} bytes with a value of {} bytes: the store takes at most {MAX_KEY} and {MAX_VALUE}",
-                key.len() + 1,
-                value.len()
+        let (key, value) = (key.len() + 1, value.len());
+        if key > MAX_KEY {
+            return Err(Error::invalid(format!(
+                "a key of the store has {key} bytes, and at most {MAX_KEY} are taken: use shorter dimension names"
+            )));
+        }
+        if value > MAX_VALUE {
+            return Err(Error::invalid(format!(
+                "a value for the store has {value} bytes, and at most {MAX_VALUE} are taken"
             )));
         }
         Ok(())
@@ -291,6 +292,29 @@ fn full(key: &str) -> Vec<u8> {
     format!("/{key}").into_bytes()
 }
 
+/// Makes the requests that remove the keys.
+fn removals(keys: &[String]) -> Vec<u8> {
+    let remove = |writer: Writer, key: &String| writer.then(op::DELETE).string(&full(key));
+    keys.iter().fold(Writer::default(), remove).finish()
+}
+
 fn with_keys(op: u8, keys: &[Vec<u8>]) -> Vec<u8> {
     keys.iter().fold(Writer::new(op).number(keys.len() as i64), |writer, key| writer.string(key)).finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Server, Store};
+    use super::*;
+
+    #[test]
+    fn keys_whose_removal_was_not_sent_are_removed_later() {
+        let (server, wait) = (Server::bind("127.0.0.1:0").unwrap(), Wait::after(Duration::from_secs(20)));
+        let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &wait).unwrap();
+        store.set("old", b"1", &wait).unwrap();
+        store.forget(vec!["old".to_owned()], &wait);
+        let late = store.exchange(&wait, || "a request".to_owned(), |_| Err::<(), _>(ExchangeError::Late));
+        assert_eq!(late.unwrap_err().status(), Status::Timeout);
+        assert_eq!(store.present(&["old".to_owned()], &wait).unwrap(), [false]);
+    }
 }

@@ -84,8 +84,8 @@ impl FileStore {
             has_stored: AtomicBool::new(false),
             rank: None,
         };
-        // A file shows what this user, and a file for this user alone, look like on this file
-        // system, which may map users and know no modes.
+        // A file system may map users, and may know no modes. So the owner and the mode of a fresh
+        // file are compared with those of the folder.
         let probe = store.fresh("of a probe", b"")?;
         let ours = fs::symlink_metadata(&probe);
         let _ = fs::remove_file(&probe);
@@ -130,9 +130,9 @@ impl FileStore {
 
     /// Refuses a file that is no regular file of the folder's owner.
     fn check(&self, key: &str, file: &Metadata) -> Result<()> {
-        let refused = |what: String| Error::store(format!("what stands for key {key} in {} {what}", self.name));
+        let refused = |what: String| Error::store(format!("the file of key {key} in {} {what}", self.name));
         if !file.is_file() {
-            return Err(refused(format!("is a {}, no file", kind(file))));
+            return Err(refused(format!("is a {}, not a regular file", kind(file))));
         }
         if file.uid() != self.owner {
             return Err(refused(format!("belongs to user {}, and the folder to user {}", file.uid(), self.owner)));

@@ -8,9 +8,9 @@ use crate::wait::Wait;
 /// keys and the caller's wait. Where `before` fails, the operation fails and does nothing. The
 /// operations are "set", "wait" (for any of the keys), "get" (without waiting), "add", "set_once",
 /// "present" and "delete".
-pub(in crate::rendezvous) struct Hooked<F> {
-    pub(in crate::rendezvous) store: MemoryStore,
-    pub(in crate::rendezvous) before: F,
+pub(crate) struct Hooked<F> {
+    pub(crate) store: MemoryStore,
+    pub(crate) before: F,
 }
 
 impl<F: Fn(&str, usize, &Wait) -> Result<()> + Send + Sync> Store for Hooked<F> {

@@ -29,7 +29,7 @@ pub use client::TcpStore;
 pub use dial::RELAY;
 pub use file::FileStore;
 #[cfg(test)]
-pub(in crate::rendezvous) use hooked::Hooked;
+pub(crate) use hooked::Hooked;
 pub use memory::MemoryStore;
 pub use names::resolve;
 pub(in crate::rendezvous) use names::{NotResolved, resolve_in_time};

@@ -21,7 +21,7 @@ const SENT: usize = 256 << 10;
 /// The most pieces that are sent in one system call.
 const PIECES: usize = 32;
 
-/// The replies that are still to be sent to one client.
+/// The bytes and values that are still to be sent on one connection.
 #[derive(Default)]
 pub(super) struct Outgoing {
     /// The bytes that belong to this client alone.

@@ -65,8 +65,7 @@ impl Poll {
     /// signal has interrupted the wait.
     pub(super) fn wait(&self, limit: Option<Duration>, ready: &mut Vec<Ready>) {
         let mut buffer = [const { MaybeUninit::uninit() }; MOST_EVENTS];
-        // The next look is not before the moment that the limit means, so a part of a millisecond
-        // counts as a whole one.
+        // The wait must not end before the limit, so a part of a millisecond counts as a whole one.
         let limit = limit.map(|limit| limit.min(LONGEST).as_micros().div_ceil(1000) as u64);
         let limit = limit.map(|millis| timespec(Duration::from_millis(millis)));
         ready.clear();

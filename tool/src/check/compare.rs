@@ -204,8 +204,8 @@ fn check_fits(
 }
 
 /// Looks at the files of `--save` and `--compare` before anything is measured. Rank 0 alone looks,
-/// because other hosts need not have them. Every rank gets its message if a file is no good. The
-/// record is on rank 0. **Collective over the world.**
+/// because other hosts need not have them. If a file cannot be used, every rank gets the message.
+/// The record is on rank 0. **Collective over the world.**
 pub fn records(options: &options::Options, team: &Team, mesh: &Mesh) -> error::Result<Result<Option<Record>, String>> {
     let RecordOptions { save, compare, .. } = &options.record;
     if save.is_none() && compare.is_none() {

@@ -14,7 +14,7 @@ use super::report;
 use super::team::{Clock, JOINING};
 use crate::stdio::{print, say};
 
-/// The time that the other ranks live longer than the rank that failed.
+/// How much longer the other ranks run than the rank that failed.
 const AFTER_FAILED: Duration = Duration::from_millis(300);
 
 /// The advice to a user whose check did not end in time, while it did that step.

@@ -42,8 +42,8 @@ impl Rule {
         Rule { factor, floor: FLOOR + slices }
     }
 
-    /// The slow ones among these. Each has its seconds per call for every batch, and all have
-    /// equally many batches.
+    /// Returns those of `peers` that are slow. Each of `peers` lists the seconds per call of every
+    /// batch, and all have equally many batches.
     pub fn slow(&self, peers: &[&[f64]]) -> Vec<Slow> {
         let batches = peers.iter().map(|batches| batches.len()).min().unwrap_or(0);
         if peers.len() < 2 || batches == 0 {
@@ -65,8 +65,9 @@ impl Rule {
         always.map(|(place, ratios)| Slow { place, times: median(ratios) }).collect()
     }
 
-    /// How many times as long as its peers one takes, in its median batch, if it is slow. `mine`
-    /// has its seconds per call for every batch, and `peers` the medians of its peers.
+    /// If a place is slow, returns how many times as long as its peers it takes, in its median
+    /// batch. `mine` lists its seconds per call for every batch, and `peers` the medians of its
+    /// peers.
     pub fn times(&self, mine: &[f64], peers: &[f64]) -> Option<f64> {
         let batches = mine.len().min(peers.len());
         let slow = mine.iter().zip(peers).filter(|(mine, peers)| self.is_slow(**mine, **peers));

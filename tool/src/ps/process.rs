@@ -56,14 +56,15 @@ impl Process {
         }
     }
 
-    /// `None` also for kernel threads and for processes that have ended and wait for their parent.
+    /// Reads a process. Returns `None` also for a kernel thread, and for a process that has ended
+    /// and whose parent has not yet noticed.
     fn read(pid: u32) -> Option<Process> {
         let stat = Stat::read(pid)?;
         let command = words(pid, "cmdline")?;
         if command.is_empty() {
             return None;
         }
-        let exe = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let exe = fs::read_link(format!("{}/exe", proc::folder(pid))).ok()?;
         let exe = exe.file_name()?.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
         let environment = words(pid, "environ")?;
         let variables: BTreeMap<&str, &str> = environment.iter().filter_map(|entry| entry.split_once('=')).collect();
@@ -93,7 +94,7 @@ pub fn processes() -> BTreeMap<u32, Process> {
 /// Whether a process uses this library: its file is mapped, or the process is this tool.
 pub fn uses_library(process: &Process) -> bool {
     let is_own = |file: &str| ["libdevicemesh.", "libhostccl."].iter().any(|name| file.starts_with(name));
-    let maps = fs::read_to_string(format!("/proc/{}/maps", process.pid)).unwrap_or_default();
+    let maps = fs::read_to_string(format!("{}/maps", proc::folder(process.pid))).unwrap_or_default();
     let mut files = maps.lines().filter_map(|line| Path::new(line).file_name()?.to_str());
     process.program == "devicemesh" || files.any(is_own)
 }

@@ -38,7 +38,7 @@ pub struct Assignment {
     pub host_name: Option<String>,
     /// How often the whole job was started again.
     pub restarts: u32,
-    /// How many nodes had the place of this node before it, in a job that runs already.
+    /// How many nodes had this node's place before it, if it came to a job that runs already.
     pub rejoins: u32,
     /// The value of `--max-restarts`.
     pub max_restarts: u32,

@@ -35,7 +35,7 @@ impl Ended {
         self.how != How::Exited(0)
     }
 
-    /// Whether a signal killed it with which the tool ends ranks.
+    /// Whether it was killed by one of the signals that the tool sends to end ranks.
     pub fn was_ended(&self) -> bool {
         [Signal::TERM, Signal::KILL].iter().any(|signal| self.how == How::Signalled(signal.as_raw()))
     }

@@ -35,8 +35,9 @@ impl Job<'_> {
     /// When [`obey_the_clock`](Job::obey_the_clock) has something to do.
     pub fn next_moment(&self) -> Option<Instant> {
         match self.phase {
-            // While the ranks are stopped, --timeout does not pass.
-            Phase::Running if self.stopped.is_some() => None,
+            // While the ranks are stopped, --timeout does not pass. It also does nothing once
+            // the job is about to end anyway.
+            Phase::Running if self.stopped.is_some() || self.restarts.is_ended() => None,
             Phase::Running => self.timeout,
             Phase::Killed => self.deadline.into_iter().chain(self.next_look).min(),
             Phase::Grace(until) | Phase::Terminating(until) => Some(until),
@@ -52,7 +53,11 @@ impl Job<'_> {
         match self.phase {
             Phase::Running => {
                 let seconds = self.options.ending.timeout.unwrap_or_default().as_secs_f64();
-                self.end_everywhere(Cause::Timeout { seconds, node: self.reporter.clone() });
+                let cause = Cause::Timeout { seconds, node: self.reporter.clone() };
+                match self.end_between_attempts(&cause) {
+                    true => self.announce(&cause),
+                    false => self.end_everywhere(cause),
+                }
             }
             Phase::Grace(_) => {
                 self.ask_to_end(Signal::TERM);
@@ -284,8 +289,8 @@ impl Job<'_> {
             }
             Order::End { lost: None } => {
                 self.is_ended_by_starter = true;
-                // The order is no signal of the user. So it does not count as a second one, and the
-                // user's first signal after it does not, either.
+                // The order is no signal of the user. So it does not count as a second signal, and
+                // the user's first signal after it does not count as a second one, either.
                 if self.asked.is_none() {
                     self.end_by(Signal::TERM, Cause::Ordered);
                 }
@@ -324,7 +329,8 @@ impl Job<'_> {
         }
     }
 
-    /// Shortens the ranks' time, because nobody is there any more who could end them sooner.
+    /// Shortens the time that the ranks have to end, because nobody is left who could end them
+    /// sooner.
     fn hurry(&mut self) {
         let latest = Instant::now() + TERM_TO_KILL;
         match self.phase {
@@ -358,9 +364,10 @@ impl Job<'_> {
         let Some(loss) = self.output.loss().filter(|_| !self.loss_is_told) else { return };
         self.loss_is_told = true;
         let cause = Cause::Output { message: loss.to_owned(), node: self.reporter.clone() };
+        let is_between_attempts = self.end_between_attempts(&cause);
         match self.cause {
-            None => self.end_everywhere(cause),
-            Some(_) => self.say(&self.style.wrong(&cause.to_string())),
+            None if !is_between_attempts => self.end_everywhere(cause),
+            _ => self.say(&self.style.wrong(&cause.to_string())),
         }
     }
 

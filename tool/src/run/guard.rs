@@ -63,8 +63,8 @@ const END: Duration = Duration::from_secs(10);
 static FRONT_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 
 /// This lock is held while a command is started that reaches a host, and for good once the front
-/// has ended. Without it, the thread that ends everything could not tell such a command, while it
-/// starts, from this process.
+/// has ended. Between fork and exec such a command still runs this program. Without the lock, the
+/// thread that ends everything would take it for this process.
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// The text that the keeper writes to standard error when the front was killed.
@@ -221,12 +221,12 @@ fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
         if is_stopped && !stop_is_told {
             stop_is_told = true;
             let pid = pid.as_raw_nonzero();
-            // Blocked, the front would pass on no signals.
+            // If this write blocked, the front would pass on no signals.
             say_at_once(
                 format!("devicemesh run: its process {KEEPER} (pid {pid}) is stopped, and does not react to signals and --timeout: continue it with kill -CONT {pid}\n").as_bytes(),
             );
         }
-        // A signal may interrupt poll. Then the next one returns at once.
+        // A signal may interrupt poll. Then the next call of poll returns at once.
         let pause = Some(&LOOK).filter(|_| !held.is_empty());
         let _ = poll(&mut [PollFd::new(&*signals, PollFlags::IN)], pause);
         let new = signals.take().into_iter().filter_map(Signal::from_named_raw);

@@ -2,37 +2,69 @@
 //! is a subreaper.
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, wait};
 
 use crate::proc::{Stat, pids};
 
-/// Makes this process the parent of its descendants whose own parents end.
+/// The children that this process had before it started any, each with the time of its start. A
+/// shell that ends with `exec devicemesh run` leaves its children behind, for example the tee of
+/// `exec > >(tee log)`. They are not the job's, so nobody here ends them.
+static EARLIER: OnceLock<Vec<(u32, u64)>> = OnceLock::new();
+/// Whether this process is a subreaper.
+static ADOPTS: AtomicBool = AtomicBool::new(false);
+
+/// Makes this process the parent of its descendants whose own parents end. The first call is made
+/// before this process starts another one.
 pub fn adopt() {
+    EARLIER.get_or_init(|| all_children().collect());
     // Linux has this call since 3.4. Where a sandbox refuses it, the ranks themselves still end
     // with the tool.
-    let _ = set_child_subreaper(Some(getpid()));
+    ADOPTS.store(set_child_subreaper(Some(getpid())).is_ok(), Ordering::Relaxed);
 }
 
 /// Kills all children of this process, and the processes that become its children because their
-/// parents have ended, whatever group or session they are in. Returns when no child is left, or at
-/// that moment.
+/// parents have ended, whatever group or session they are in. Returns when no child is left, at the
+/// latest at the moment `until`.
 pub fn end_all(until: Instant) {
-    loop {
-        loop {
-            match wait(WaitOptions::NOHANG) {
-                Ok(Some(_)) => {}
-                Ok(None) if Instant::now() < until => break,
-                _ => return,
-            }
-        }
+    while are_left() && Instant::now() < until {
         for pid in children() {
             // This process has not reaped the child, so no other process can have its number. A
             // child that may not be signalled (set-user-ID) is left alone.
             let _ = kill_process(pid, Signal::KILL);
         }
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Reaps the children that have ended. Returns whether others may be left.
+pub fn are_left() -> bool {
+    if reap().is_none() {
+        return false;
+    }
+    let is_one_here = !children().is_empty();
+    // When a child ends, its own children become children of this process, maybe after `children`
+    // has passed them. Then there is a child to reap, and the next look finds them.
+    reap().is_some_and(|reaped| is_one_here || reaped > 0)
+}
+
+/// Whether the processes whose parents end become children of this process.
+pub fn are_adopted() -> bool {
+    ADOPTS.load(Ordering::Relaxed)
+}
+
+/// Reaps the children that have ended, and returns their number. `None` where no child is left.
+fn reap() -> Option<usize> {
+    let mut reaped = 0;
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) => reaped += 1,
+            Ok(None) => return Some(reaped),
+            Err(_) => return None,
+        }
     }
 }
 
@@ -50,9 +82,16 @@ pub fn kill_other_programs() {
     }
 }
 
-/// The children of this process.
+/// The children of this process, without those that it had from the beginning.
 fn children() -> Vec<Pid> {
+    let earlier = EARLIER.get().map_or(&[][..], Vec::as_slice);
+    let others = all_children().filter(|child| !earlier.contains(child));
+    others.filter_map(|(pid, _)| Pid::from_raw(pid.try_into().ok()?)).collect()
+}
+
+/// All children of this process, each with the time of its start.
+fn all_children() -> impl Iterator<Item = (u32, u64)> {
     let me = std::process::id();
-    let is_mine = |pid: &u32| Stat::read(*pid).is_some_and(|stat| stat.parent == me);
-    pids().filter(is_mine).filter_map(|pid| Pid::from_raw(pid.try_into().ok()?)).collect()
+    let with_start = |pid: u32| Some((pid, Stat::read(pid)?));
+    pids().filter_map(with_start).filter(move |(_, stat)| stat.parent == me).map(|(pid, stat)| (pid, stat.started))
 }

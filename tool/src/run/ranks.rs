@@ -23,20 +23,26 @@ use super::program;
 use crate::failure::{Failure, advice_on_limits};
 use crate::terminal;
 
+/// How long a rank's child processes may run on after the rank has ended. With
+/// `exec > >(tee log)` in a script, tee must still write the last lines.
+pub const LAST_LINES: Duration = Duration::from_millis(500);
 /// How long it may take to end the processes that the ranks have left behind.
 const ORPHANS_END: Duration = Duration::from_secs(2);
 /// How long it may take to end the ranks that were started before one that could not be started.
 const UNDO: Duration = Duration::from_secs(5);
 
 /// The ranks of this node. Each one leads a process group of its own, so that the processes that a
-/// rank started end with it.
+/// rank started end soon after it.
 pub struct Ranks {
     /// The rank in the world of each one, by its local rank.
     numbers: Vec<u32>,
     /// What the processes get when they are started.
     limits: (Rlimit, Stops),
-    /// The process of each rank by its local rank. `None` once it is reaped.
+    /// The process of each rank by its local rank. `None` once it has ended.
     pids: Vec<Option<Pid>>,
+    /// The groups of the ranks that have ended: the rank, its process, and when the others of its
+    /// group are killed. The process is reaped only then, so no other group can have its number.
+    left: Vec<(u32, Pid, Instant)>,
     /// The ranks that have ended, in that order.
     ended: Vec<Ended>,
 }
@@ -62,7 +68,7 @@ impl Ranks {
         }
         let numbers = (0..assignment.ranks).map(|local_rank| assignment.rank(local_rank)).collect();
         let limits = (open_files, stops);
-        let mut ranks = Ranks { numbers, limits, pids: Vec::new(), ended: Vec::new() };
+        let mut ranks = Ranks { numbers, limits, pids: Vec::new(), left: Vec::new(), ended: Vec::new() };
         for local_rank in 0..assignment.ranks {
             match start_rank((local_rank, 0), assignment, command, binding, limits, output) {
                 Ok(pid) => ranks.pids.push(Some(pid)),
@@ -87,6 +93,7 @@ impl Ranks {
         output: &mut Output,
     ) -> Result<(), Failure> {
         let rank = assignment.rank(local_rank);
+        self.end_left(|of_rank, _| of_rank == rank);
         output.restart(rank, again);
         let pid = start_rank((local_rank, again), assignment, command, binding, self.limits, output)
             .map_err(|error| cannot_start(&command[0], rank, &error))?;
@@ -99,7 +106,7 @@ impl Ranks {
     pub fn without_end(rank: u32) -> Ranks {
         let none = Rlimit { current: None, maximum: None };
         let pids = vec![Pid::from_raw(i32::MAX)];
-        Ranks { numbers: vec![rank], limits: (none, Stops::Allowed), pids, ended: Vec::new() }
+        Ranks { numbers: vec![rank], limits: (none, Stops::Allowed), pids, left: Vec::new(), ended: Vec::new() }
     }
 
     /// Forgets how a rank has ended, because it is started again.
@@ -134,25 +141,44 @@ impl Ranks {
         ranks.filter_map(|(rank, pid)| Some((*rank, pid.as_ref()?.as_raw_nonzero().get().unsigned_abs()))).collect()
     }
 
-    /// Sends a signal to every rank that has not ended, and to the processes in its group.
+    /// Sends a signal to every rank that has not ended, and to the processes in its group. SIGKILL
+    /// is also for the groups of ranks that have ended.
     pub fn signal(&self, signal: Signal) {
-        for pid in self.pids.iter().flatten() {
+        let left = self.left.iter().filter(|_| signal == Signal::KILL).map(|(_, pid, _)| pid);
+        for pid in self.pids.iter().flatten().chain(left) {
             // The leader of the group is not reaped yet, so no other group can have its number.
             let _ = kill_process_group(*pid, signal);
         }
     }
 
-    /// The ranks that have ended since the last time.
+    /// When [`reap`](Ranks::reap) has something to kill.
+    pub fn next_moment(&self) -> Option<Instant> {
+        self.left.iter().map(|(.., moment)| *moment).min()
+    }
+
+    /// Kills what is left of the groups of these ranks that have ended, and reaps their processes.
+    fn end_left(&mut self, is_due: impl Fn(u32, Instant) -> bool) {
+        self.left.retain(|(rank, pid, moment)| {
+            let is_due = is_due(*rank, *moment);
+            if is_due {
+                let _ = kill_process_group(*pid, Signal::KILL);
+                let _ = waitpid(Some(*pid), WaitOptions::empty());
+            }
+            !is_due
+        });
+    }
+
+    /// The ranks that have ended since the last time. What their groups have left is killed
+    /// [`LAST_LINES`] later.
     pub fn reap(&mut self) -> Vec<Ended> {
+        let now = Instant::now();
+        self.end_left(|_, moment| moment <= now);
         let mut ended = Vec::new();
         for local_rank in 0..self.pids.len() {
             let Some(pid) = self.pids[local_rank] else { continue };
             if let Some((how, has_dumped_core)) = peek(pid) {
-                // The processes that the rank started end with it. Its group is signalled before it
-                // is reaped, while no other group can have its number.
-                let _ = kill_process_group(pid, Signal::KILL);
-                let _ = waitpid(Some(pid), WaitOptions::empty());
                 self.pids[local_rank] = None;
+                self.left.push((self.numbers[local_rank], pid, now + LAST_LINES));
                 let (rank, pid) = (self.numbers[local_rank], pid.as_raw_nonzero().get());
                 ended.push(Ended { rank, pid, how, has_dumped_core });
             }
@@ -186,8 +212,25 @@ impl Ranks {
     /// Ends what the ranks have left behind: grandchildren that have become children of this
     /// process, also those in a group or a session of their own, and the processes that these have
     /// started, which become children of this process in turn.
-    pub fn end_orphans(&self) {
+    pub fn end_orphans(&mut self) {
+        self.forget_left();
         orphans::end_all(Instant::now() + ORPHANS_END);
+    }
+
+    /// Whether processes of the ranks are left, in whatever group or session. All ranks have ended.
+    pub fn have_left(&mut self) -> bool {
+        self.forget_left();
+        orphans::are_left()
+    }
+
+    /// Forgets the groups of the ranks that have ended, because the orphans are reaped now, and with
+    /// them the ranks. Then other groups may have their numbers. Where no process becomes an orphan
+    /// of this one, the groups are killed before.
+    fn forget_left(&mut self) {
+        if !orphans::are_adopted() {
+            self.end_left(|_, _| true);
+        }
+        self.left.clear();
     }
 
     /// The ranks that failed, without the rank `first`, in the order in which they ended.

@@ -13,8 +13,8 @@ use crate::failure::Failure;
 /// one.
 const FROM: &str = "DM_STORE_RELAY_FROM";
 
-/// This number, where the variable does not say it. A server takes fewer connections without
-/// effort, and a relay delays each answer of the server a little.
+/// The number of ranks from which on each node has a relay, if the variable is not set. A server
+/// serves fewer connections without effort, and a relay delays each answer of the server a little.
 const MANY: u32 = 1024;
 
 /// How long the store may take to let the relay in. The node has just met the others there.
@@ -26,7 +26,7 @@ pub fn threshold() -> Result<u32, Failure> {
         Ok(text) if !text.is_empty() => text.parse().map_err(|_| {
             Failure::new(2, format!("{FROM} is {text:?}, and must be a number of ranks (0: no node has a relay)"))
         }),
-        Err(VarError::NotUnicode(_)) => Err(Failure::new(2, format!("{FROM} is no text"))),
+        Err(VarError::NotUnicode(_)) => Err(Failure::new(2, format!("{FROM} is not valid UTF-8"))),
         _ => Ok(MANY),
     }
 }

@@ -111,8 +111,14 @@ impl Rendezvous {
 /// Whether a name or an address is this host's. The function asks the resolver, so it may take
 /// long: the resolver knows no deadline.
 pub fn is_here(host: &str) -> bool {
-    let addresses = (host, 0).to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect);
-    addresses.iter().any(|address| !address.ip().is_unspecified() && TcpListener::bind(address).is_ok())
+    resolves_here(host).unwrap_or(false)
+}
+
+/// Does what [`is_here`] does. Returns `None` for a name that the resolver does not know.
+pub fn resolves_here(host: &str) -> Option<bool> {
+    let mut addresses = (host, 0).to_socket_addrs().ok()?.peekable();
+    addresses.peek()?;
+    Some(addresses.any(|address| !address.ip().is_unspecified() && TcpListener::bind(address).is_ok()))
 }
 
 /// Whether this is localhost or a loopback address, by which each host reaches only itself.

@@ -135,7 +135,7 @@ impl Job<'_> {
             Some(Cause::Timeout { .. }) => Some(Instant::now() + FLUSH),
             Some(Cause::Signal { .. }) => Some(Instant::now() + self.options.ending.grace_period),
             None | Some(Cause::Done) => self.timeout,
-            Some(_) => None,
+            Some(_) => self.timeout.map(|timeout| timeout.max(Instant::now() + FLUSH)),
         };
         let restarts = self.told_restarts();
         let cause = self.cause.take();

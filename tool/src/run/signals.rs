@@ -15,8 +15,8 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use crate::failure::{Failure, advice_on_limits};
 
-/// The signals that do not end a job. The keeper catches these signals first, because the front
-/// keeps them until then, and the preparations may take seconds.
+/// The signals that do not end a job. The front holds these signals back until the keeper catches
+/// them. The keeper's preparations may take seconds, so it catches them before.
 const EARLY: [i32; 4] = [SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2];
 /// The other signals. During the preparations these signals end this process, as they end any
 /// program. So the user can end a tool whose hostfile or driver does not answer.
@@ -67,9 +67,15 @@ impl Signals {
         caught.try_for_each(|signal| handle.add_signal(*signal)).map_err(cannot_catch)
     }
 
-    /// The signals that have come since the last time.
+    /// The signals that have come since the last time, in the order of their numbers. Nobody knows
+    /// in which order they came. Where SIGTSTP and SIGCONT are among them, SIGTSTP is left out, as
+    /// the kernel drops it when SIGCONT comes: a job that nobody continues would stay stopped.
     pub fn take(&mut self) -> Vec<i32> {
-        self.delivery.pending().collect()
+        let mut signals: Vec<i32> = self.delivery.pending().collect();
+        if signals.contains(&SIGCONT) {
+            signals.retain(|signal| *signal != SIGTSTP);
+        }
+        signals
     }
 }
 

@@ -26,7 +26,8 @@ struct Layout<'a> {
     /// The number of rows and columns of a block.
     rows: usize,
     columns: usize,
-    /// The number of dimensions for which blocks stand.
+    /// The number of dimensions that tell the blocks apart. The last two dimensions are the rows
+    /// and columns of a block.
     outer: usize,
     /// The names of the last two dimensions, shortened.
     row_name: String,

@@ -159,7 +159,8 @@ struct Spot {
 /// In which block, row and column each rank is.
 struct Layout<'a> {
     ranks: &'a Ranks,
-    /// The direction of the columns, of the rows, and those for which blocks stand.
+    /// The direction of the columns, that of the rows, and then the directions that lead from block
+    /// to block.
     steps: Vec<Step>,
     /// The number of columns and rows of a block, and of blocks.
     columns: usize,
@@ -189,7 +190,7 @@ impl<'a> Layout<'a> {
         Layout { ranks, columns, rows, blocks, coordinates, spots, steps }
     }
 
-    /// The directions for which blocks stand.
+    /// The directions that lead from block to block.
     fn outer(&self) -> &[Step] {
         &self.steps[self.steps.len().min(2)..]
     }

@@ -324,7 +324,11 @@ fn operate(root: Mesh, operations: &[Operation], known: &mut Known) -> Result<(M
             Operation::Range { dim, start, len, step } => {
                 mesh.slice_range(dim, *start, *len, *step).map_err(refused)?
             }
-            Operation::Reshape { sizes, names } => mesh.reshape(sizes, &borrowed(names)).map_err(refused)?,
+            Operation::Reshape { sizes, names } => {
+                let other = mesh.reshape(sizes, &borrowed(names)).map_err(refused)?;
+                other.keep_names();
+                other
+            }
             Operation::Flatten { dims, name } => {
                 let part = mesh.slice(&borrowed(dims)).map_err(refused)?;
                 let flat = part.flatten(name.as_deref()).map_err(refused)?;

@@ -7,8 +7,6 @@
 //! one lane must not overlap. The name of a call begins with its dimension, because Perfetto
 //! chooses the colour by the name.
 
-use std::collections::BTreeMap;
-
 use recording::EntryState;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -23,8 +21,9 @@ struct Trace {
     display_time_unit: &'static str,
 }
 
-/// The lanes of a rank are numbered from the rank times this number.
-const LANES: u64 = 64;
+/// Process `n` has the lanes from `n` times this number on. If some process needs more lanes, each
+/// process has as many.
+const LANES: usize = 64;
 
 /// The whole trace as one line of JSON.
 pub fn chrome(timeline: &Timeline) -> serde_json::Result<String> {
@@ -41,18 +40,23 @@ pub fn chrome(timeline: &Timeline) -> serde_json::Result<String> {
         events.push(json!({"ph": "M", "name": "process_name", "pid": place, "args": {"name": format!("host {host}")}}));
     }
     // The end of the last call in each lane of each process.
-    let mut lanes: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    for call in &timeline.calls {
-        let ends = lanes.entry(call.process).or_default();
-        let free = ends.iter().position(|end| *end <= call.begun).unwrap_or(ends.len());
-        let lane = free.min(LANES as usize - 1);
+    let mut lanes: Vec<Vec<f64>> = vec![Vec::new(); timeline.ranks.len()];
+    let lane_of = |call: &TimedCall| {
+        let ends = &mut lanes[call.process];
+        let lane = ends.iter().position(|end| *end <= call.begun).unwrap_or(ends.len());
         if lane == ends.len() {
             ends.push(0.0);
         }
-        ends[lane] = ends[lane].max(call.ended);
+        ends[lane] = call.ended;
+        lane
+    };
+    let lane_of_call: Vec<usize> = timeline.calls.iter().map(lane_of).collect();
+    let most = lanes.iter().map(Vec::len).fold(LANES, usize::max);
+    let lane_number = |process: usize, lane: usize| process * most + lane;
+    for (call, lane) in timeline.calls.iter().zip(lane_of_call) {
         events.push(event(timeline, call, places[call.process], lane_number(call.process, lane)));
     }
-    for (process, ends) in lanes {
+    for (process, ends) in lanes.iter().enumerate() {
         let rank = &timeline.ranks[process];
         for lane in 0..ends.len() {
             let again = timeline.ranks[..process].iter().filter(|earlier| earlier.rank == rank.rank).count();
@@ -72,11 +76,7 @@ pub fn chrome(timeline: &Timeline) -> serde_json::Result<String> {
     serde_json::to_string(&Trace { trace_events: events, display_time_unit: "ms" }).map(|text| text + "\n")
 }
 
-fn lane_number(process: usize, lane: usize) -> u64 {
-    process as u64 * LANES + lane as u64
-}
-
-fn event(timeline: &Timeline, call: &TimedCall, place: usize, lane: u64) -> Value {
+fn event(timeline: &Timeline, call: &TimedCall, place: usize, lane: usize) -> Value {
     let group = &timeline.groups[&call.group];
     let what = match (&call.text, call.bytes) {
         (Some(text), _) => text.clone(),
@@ -116,6 +116,8 @@ fn state(state: EntryState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::trace::timeline::tests::{call, timeline};
 
@@ -135,5 +137,14 @@ mod tests {
         );
         let names: Vec<_> = of("M").iter().filter_map(|event| event["args"]["name"].as_str()).collect();
         assert_eq!(names, ["host alpha", "rank 0", "rank 0 (2)"]);
+    }
+
+    #[test]
+    fn a_hundred_calls_that_overlap_have_a_hundred_lanes() {
+        let calls = (0..2).flat_map(|process| (0..100).map(move |at| call(process, at, 0, at as f64, 200.0)));
+        let trace: Value = serde_json::from_str(&chrome(&timeline(calls)).unwrap()).unwrap();
+        let calls = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X");
+        let lanes: BTreeSet<u64> = calls.map(|event| event["tid"].as_u64().unwrap()).collect();
+        assert_eq!(lanes.len(), 200);
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use devicemesh::ccl::element_size;
 use devicemesh::rendezvous::host_name;
-use recording::{EntryState, Operation, RecordedCall, Snapshot};
+use recording::{EntryState, Operation, RecordedCall, RecordedChannel, Snapshot};
 
-use super::clocks::{Meeting, offsets};
+use super::clocks::{Bounds, OnHost, offsets};
 use crate::recordings::length_of_tick;
 
 /// The name of the job of processes that have joined no world.
@@ -30,7 +30,8 @@ pub struct RankFacts {
     pub pid: u32,
     /// The name of the host.
     pub host: String,
-    /// How many calls the process has begun. Fewer are in the recording where it has made many.
+    /// How many calls the process has begun, without the recorded calls of other jobs. Fewer are in
+    /// the recording where it has made many.
     pub calls_begun: u64,
 }
 
@@ -70,6 +71,8 @@ pub struct TimedCall {
 /// One process with the scale of its clock.
 struct Process<'a> {
     snapshot: &'a Snapshot,
+    /// The job.
+    job: &'a str,
     /// The rank in the world.
     rank: u32,
     /// The host, as an index.
@@ -78,7 +81,27 @@ struct Process<'a> {
     tick: f64,
 }
 
-impl Process<'_> {
+impl<'a> Process<'a> {
+    /// The groups whose calls belong to the job: those of its worlds, and those of no world. Where the
+    /// recording has lost the world of a group, the group belongs to the job if all worlds that are
+    /// recorded do.
+    fn channels(&self) -> impl Iterator<Item = &'a RecordedChannel> {
+        self.snapshot.channels.iter().filter(|channel| self.is_own(channel))
+    }
+
+    fn is_own(&self, channel: &RecordedChannel) -> bool {
+        match self.snapshot.world_of(channel) {
+            Some(world) => world.job == self.job,
+            None => channel.world.is_none() || self.snapshot.worlds.iter().all(|world| world.job == self.job),
+        }
+    }
+
+    /// How many calls of other jobs are in the recording.
+    fn calls_of_others(&self) -> usize {
+        let others = self.snapshot.channels.iter().filter(|channel| !self.is_own(channel));
+        others.map(|channel| self.snapshot.calls_of(channel).count()).sum()
+    }
+
     /// Nanoseconds of the host's monotonic clock.
     fn time(&self, ticks: u64) -> f64 {
         let began = &self.snapshot.process.began;
@@ -117,11 +140,11 @@ impl Timeline {
                     "the recordings of host {name} are shorter than 1 ms, so they do not tell how fast its clock counts"
                 )
             })?;
-            processes.push(Process { snapshot, rank, host, tick });
+            processes.push(Process { snapshot, job, rank, host, tick });
         }
         processes.sort_by_key(|process| (process.rank, process.snapshot.process.began.real));
         let real = real_differences(&processes, hosts.len());
-        let offsets = offsets(&real, &meetings(&processes));
+        let offsets = offsets(&real, bounds(&processes));
         Ok(Timeline::with_offsets(&processes, &offsets))
     }
 
@@ -133,12 +156,12 @@ impl Timeline {
                 rank: process.rank,
                 pid: facts.pid,
                 host: facts.host.clone(),
-                calls_begun: facts.calls_begun,
+                calls_begun: facts.calls_begun.saturating_sub(process.calls_of_others() as u64),
             });
             let offset = offsets[process.host];
             let last = process.snapshot.calls.iter().map(|call| call.ended.unwrap_or(call.begun)).max().unwrap_or(0);
             let last = process.time(last.max(facts.later.ticks));
-            for channel in &process.snapshot.channels {
+            for channel in process.channels() {
                 let (name, is_scope) = (channel.name.clone(), channel.kind == 1);
                 let group = Group { name, size: channel.size, is_scope };
                 timeline.groups.entry(channel.key).or_insert(group);
@@ -174,14 +197,19 @@ pub fn jobs(snapshots: &[Snapshot]) -> BTreeMap<String, usize> {
     jobs
 }
 
-/// The job of a process and its rank: those of the world that it has joined last and not left, or
-/// of the last one that it has left. A process without a world, of which NCCL alone has told, is in
-/// the job [`NO_WORLD`] and has its rank in its largest communicator. `None` for a process without
-/// groups.
+/// The job of a process and its rank. The job is that of the world joined last, among those that the
+/// process has not left, or among all where it has left all. The rank is that in the job's largest
+/// world, and in the last one of several. A process without a world, of which NCCL alone has told,
+/// is in the job [`NO_WORLD`] and has its rank in its largest communicator. `None` for a process
+/// without groups.
 fn job_and_rank(snapshot: &Snapshot) -> Option<(String, u32)> {
-    let world = snapshot.worlds.iter().max_by_key(|world| !world.has_ended);
+    let last = snapshot.worlds.iter().max_by_key(|world| (!world.has_ended, world.number));
     let largest = snapshot.channels.iter().max_by_key(|channel| channel.size);
-    let of_world = world.map(|world| (world.job.clone(), world.rank));
+    let of_world = last.map(|last| {
+        let of_job = snapshot.worlds.iter().filter(|world| world.job == last.job);
+        let main = of_job.max_by_key(|world| (!world.has_ended, world.size, world.number)).unwrap_or(last);
+        (last.job.clone(), main.rank)
+    });
     of_world.or_else(|| Some((NO_WORLD.to_owned(), largest?.rank)))
 }
 
@@ -208,19 +236,13 @@ pub fn is_meeting(operation: Operation) -> bool {
     )
 }
 
-/// A call of one rank, in nanoseconds of its host's clock.
-struct OnHost {
-    host: usize,
-    begun: f64,
-    ended: f64,
-}
-
-/// The calls that all ranks of a group on at least two hosts have made and ended.
-fn meetings(processes: &[Process]) -> Vec<Meeting> {
+/// The bounds on the clocks of the hosts. They come from the calls that all ranks of a group on
+/// several hosts have made and ended.
+fn bounds(processes: &[Process]) -> Bounds {
     // For each call, the size of its group, and the ranks that have made it.
     let mut calls: BTreeMap<(u64, u64), (u32, Vec<OnHost>)> = BTreeMap::new();
     for process in processes {
-        for channel in &process.snapshot.channels {
+        for channel in process.channels() {
             let made = process.snapshot.calls_of(channel).filter(|call| counts_as_meeting(call));
             for (call, ended) in made.filter_map(|call| Some((call, call.ended?))) {
                 let (_, ranks) = calls.entry((channel.key, call.in_channel)).or_insert((channel.size, Vec::new()));
@@ -229,24 +251,16 @@ fn meetings(processes: &[Process]) -> Vec<Meeting> {
             }
         }
     }
-    let mut meetings = Vec::new();
+    let mut bounds = Bounds::default();
     for (_, ranks) in calls.values().filter(|(size, ranks)| ranks.len() == *size as usize && *size > 1) {
-        let mut hosts: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
-        for OnHost { host, begun, ended } in ranks {
-            let (last, first) = hosts.entry(*host).or_insert((f64::NEG_INFINITY, f64::INFINITY));
-            *last = last.max(*begun);
-            *first = first.min(*ended);
+        let mut hosts: BTreeMap<usize, OnHost> = BTreeMap::new();
+        for rank in ranks {
+            let all = hosts.entry(rank.host).or_insert(*rank);
+            (all.begun, all.ended) = (all.begun.max(rank.begun), all.ended.min(rank.ended));
         }
-        let hosts: Vec<_> = hosts.into_iter().collect();
-        for (at, (first, one)) in hosts.iter().enumerate() {
-            meetings.extend(hosts[at + 1..].iter().map(|(second, other)| Meeting {
-                hosts: (*first, *second),
-                begun: (one.0, other.0),
-                ended: (one.1, other.1),
-            }));
-        }
+        bounds.meet(&hosts.into_values().collect::<Vec<_>>());
     }
-    meetings
+    bounds
 }
 
 /// Whether the call is a meeting that has ended well. A call of no elements moves nothing, so
@@ -271,6 +285,10 @@ fn bytes(call: &RecordedCall, ranks: u32) -> u64 {
 
 #[cfg(test)]
 pub mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use recording::{Call, ChannelFacts, NO_PEER, Recorder, WorldFacts, layout};
+
     use super::*;
 
     /// A timeline of three ranks, which have one dimension in common.
@@ -287,5 +305,51 @@ pub mod tests {
     pub fn call(process: usize, number: u64, bytes: u64, begun: f64, ended: f64) -> TimedCall {
         let (operation, state) = (Operation::AllReduce, EntryState::Done);
         TimedCall { process, group: 7, number, operation, bytes, text: None, state, begun, ended }
+    }
+
+    /// A process that has joined the job A and left it, has joined B, and then C twice.
+    #[test]
+    fn a_process_is_in_the_job_that_it_has_joined_last_with_the_calls_of_this_job() {
+        let words = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
+        let recorder = Recorder::new(words, 100, &host_name(), "0.2.0");
+        let join = |key: usize, job, size| {
+            let facts = WorldFacts { key: key as u64, rank: key, size, job, store: "", launcher: "torchrun" };
+            recorder.open_world(&facts).unwrap()
+        };
+        let calls = |world, key, times| {
+            let facts =
+                ChannelFacts { kind: 0, key, world, rank: 0, members: &[], size: 1, name: &format!("group{key}") };
+            let channel = recorder.open_channel(&facts);
+            let (operation, peer) = (Operation::AllReduce, NO_PEER);
+            let call = Call { operation, dtype: 7, reduction: 0, count: 4, peer, stream: 0 };
+            (0..times).for_each(|_| recorder.end(recorder.begin(channel, &call), EntryState::Done));
+        };
+        let first = join(1, "A", 8);
+        calls(Some(first), 11, 3);
+        let second = join(2, "B", 8);
+        calls(Some(second), 12, 4);
+        recorder.close_world(first);
+        let third = join(3, "C", 8);
+        calls(Some(third), 13, 5);
+        // The rank is that in the larger world, and the calls of both worlds belong to the job.
+        let part = join(0, "C", 4);
+        calls(Some(part), 15, 2);
+        calls(None, 14, 1);
+
+        let snapshots = [recorder.snapshot().unwrap()];
+        assert_eq!(jobs(&snapshots), [("C".to_owned(), 1)].into());
+        let timeline = Timeline::new(&snapshots, "C").unwrap();
+        let groups: Vec<&str> = timeline.groups.values().map(|group| &*group.name).collect();
+        assert_eq!((groups, timeline.calls.len()), (vec!["group13", "group14", "group15"], 8));
+        assert_eq!((timeline.ranks[0].rank, timeline.ranks[0].calls_begun), (3, 8));
+
+        for world in [second, third, part] {
+            recorder.close_world(world);
+        }
+        assert_eq!(jobs(&[recorder.snapshot().unwrap()]), [("C".to_owned(), 1)].into());
+        // A job that is joined again and again loses the worlds of its first calls, but not the calls.
+        (1..=8).for_each(|key| recorder.close_world(join(key, "C", 8)));
+        let timeline = Timeline::new(&[recorder.snapshot().unwrap()], "C").unwrap();
+        assert_eq!(timeline.calls.len(), 8 + 3 + 4, "the worlds of the other jobs are lost, too");
     }
 }

@@ -17,7 +17,7 @@ use super::process::{Origin, Process, State, Timeline};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
 use crate::ps::jobs::program;
-use crate::recordings::{files, length_of_tick};
+use crate::recordings::{files, length_of_tick, open};
 
 /// How many times the tool looks whether a process computes.
 const LOOKS: u32 = 4;
@@ -169,7 +169,7 @@ fn read_files(paths: &[PathBuf]) -> Result<Found, Failure> {
     let (host, usual, running) = (host_name(), length_of_tick(), Running::now());
     let mut found = Found::default();
     for path in files(paths).map_err(|why| Failure::new(NOT_MADE, why))? {
-        match File::open(&path).and_then(|file| read(&file)) {
+        match open(&path).and_then(|file| read(&file)) {
             Ok((snapshot, bytes, now)) => {
                 if snapshot.process.copied.is_some() {
                     found.processes.extend(Process::of_copy(snapshot, bytes, Origin::File));
@@ -190,6 +190,11 @@ fn read_files(paths: &[PathBuf]) -> Result<Found, Failure> {
         }
     }
     Ok(found)
+}
+
+/// Whether there is a recording with that name that is no copy.
+pub fn is_original(path: &Path) -> bool {
+    open(path).and_then(|file| read(&file)).is_ok_and(|(snapshot, ..)| snapshot.process.copied.is_none())
 }
 
 /// Reads a recording. Returns its memory, too, and the moment at which it was read.

@@ -153,11 +153,14 @@ fn groups_within(job: &Job, mut left: usize) -> Vec<Group<'_>> {
     groups
 }
 
-/// The group of these seats. It has all members that are seen, and at most `left` others of the
-/// `size`, but at least one, because the others must not look like all of the group.
+/// The group of these seats. It has all members that are seen. From the other members of the `size`
+/// it has at most `left`, but at least one, so that the seen members do not look like the whole
+/// group.
 fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)], size: usize, left: usize) -> Group<'a> {
     let (_, any) = seats[0];
-    let world = any.process.snapshot.world_of(any.channel).map(|world| world.key);
+    // A later world may have overwritten this world in the recording of a rank that has left it. So
+    // all seats are searched.
+    let world = seats.iter().find_map(|(_, seat)| seat.process.snapshot.world_of(seat.channel)).map(|it| it.key);
     let known = seats.iter().map(|(_, seat)| &seat.channel.members).find(|members| !members.is_empty());
     let rank_of = |member: u32| match (known, world) {
         // Ranks that join a world are numbered by their launcher.

@@ -19,6 +19,9 @@ pub struct Job {
     pub id: String,
     /// The ranks, by their numbers. Those that are not seen here are among them.
     pub ranks: Vec<Rank>,
+    /// The other recordings of the ranks: the second recording of a process that has two copies of
+    /// the library, and those of processes whose rank was started again. They are not judged.
+    unjudged: Vec<Process>,
     /// Whether no process of the job is known to run, on any host, and the process of at least one
     /// rank is gone.
     pub is_over: bool,
@@ -60,6 +63,11 @@ impl Rank {
 }
 
 impl Job {
+    /// All recordings of the job. A process may have several.
+    pub fn recordings(&self) -> impl Iterator<Item = &Process> {
+        self.ranks.iter().filter_map(Rank::process).chain(&self.unjudged)
+    }
+
     /// The place in `ranks` of a rank of a world.
     pub fn rank_of(&self, world: u64, rank: u32) -> Option<usize> {
         self.index.get(&(world, rank)).copied()
@@ -221,10 +229,10 @@ impl Part {
         };
         let is_here: Vec<bool> = (0..size as u32).map(here).collect();
         let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
-        let mut others = Vec::new();
+        let (mut others, mut unjudged) = (Vec::new(), Vec::new());
         for process in processes {
             match number(&process) {
-                Some(rank) => put(&mut seen, rank, process),
+                Some(rank) => unjudged.extend(put(&mut seen, rank, process)),
                 None => others.push(process),
             }
         }
@@ -256,23 +264,24 @@ impl Part {
             index.extend(worlds.map(|world| ((world.key, world.rank), at)));
             index.extend(main.iter().map(|(key, _)| ((*key, rank.number), at)));
         }
-        let mut job = Job { id, ranks, is_over: false, nodes, index };
+        let mut job = Job { id, ranks, unjudged, is_over: false, nodes, index };
         job.end_at_last_moment();
         Some(job)
     }
 }
 
 /// Puts a process in its rank's place. Where the rank was started again, the process that runs is
-/// the rank's, or the one that began last.
-fn put(seen: &mut BTreeMap<u32, Seen>, rank: u32, process: Process) {
+/// the rank's, or the one that began last. Returns the process that has no place.
+fn put(seen: &mut BTreeMap<u32, Seen>, rank: u32, process: Process) -> Option<Process> {
     let is_joined = |process: &Process| !process.snapshot.worlds.is_empty();
     let order =
         |process: &Process| (is_joined(process), process.state != State::Gone, process.snapshot.process.began.real);
     match seen.get(&rank) {
-        Some(Seen::Recorded(other)) if order(other) >= order(&process) => {}
-        _ => {
-            seen.insert(rank, Seen::Recorded(Box::new(process)));
-        }
+        Some(Seen::Recorded(other)) if order(other) >= order(&process) => Some(process),
+        _ => match seen.insert(rank, Seen::Recorded(Box::new(process))) {
+            Some(Seen::Recorded(other)) => Some(*other),
+            _ => None,
+        },
     }
 }
 
@@ -281,7 +290,7 @@ fn put(seen: &mut BTreeMap<u32, Seen>, rank: u32, process: Process) {
 fn is_local(place: &Place, rank: usize) -> bool {
     let (Some(local), Some(size)) = (place.local_rank, place.local_size) else { return false };
     let first = place.rank.saturating_sub(local);
-    size == place.size || (first..first + size).contains(&rank)
+    size == place.size || (first..first.saturating_add(size)).contains(&rank)
 }
 
 #[cfg(test)]

@@ -68,6 +68,22 @@ fn a_process_that_another_host_has_found_too_is_one_rank() {
     assert_eq!(super::super::name(job), "train");
 }
 
+/// A process with two copies of the library has two recordings. One of them is its rank's, and both
+/// are saved.
+#[test]
+fn both_recordings_of_a_process_are_saved() {
+    let processes = vec![process(0, &[(5, 0)], 2), process(0, &[(5, 0)], 3), process(1, &[(5, 1)], 2)];
+    let jobs = jobs(Found { processes, ..Found::default() });
+    assert_eq!((jobs.len(), jobs[0].ranks.len()), (1, 2));
+    let folder = std::env::temp_dir().join(format!("dm-save-{}", std::process::id()));
+    assert!(super::super::save(&jobs, &folder).is_ok());
+    let saved = super::super::find::of_files(std::slice::from_ref(&folder)).ok().unwrap().processes;
+    std::fs::remove_dir_all(&folder).unwrap();
+    let mut saved: Vec<_> = saved.iter().map(|it| (it.pid, it.snapshot.process.calls_begun)).collect();
+    saved.sort_unstable();
+    assert_eq!(saved, [(200, 2), (200, 3), (201, 2)]);
+}
+
 /// Two containers with one host name share a folder for recordings, and each sees its own processes
 /// alone.
 #[test]

@@ -11,6 +11,7 @@ use recording::{
 use super::find::Found;
 use super::job::jobs;
 use super::judge::{Kind, judge};
+use super::lines::Lines;
 use super::process::{Origin, Process, State, Timeline};
 use super::report;
 use super::stack::Stacks;
@@ -387,4 +388,18 @@ fn calls_that_streams_have_are_compared_by_their_numbers() {
     ranks[2].done(ranks[2].tp, 4);
     let all: Vec<&Rank> = ranks.iter().collect();
     assert_eq!(said(&all).0, None);
+}
+
+/// One rank may be the cause in several findings, and its place is shown once.
+#[test]
+fn the_ranks_that_are_shown_have_stacks() {
+    let mut processes: Vec<Process> = a_rank_behind().iter().map(Rank::process).collect();
+    // Each rank is this process, which has threads.
+    processes.iter_mut().for_each(|process| process.pid = std::process::id());
+    let jobs = jobs(Found { processes, ..Found::default() });
+    let mut verdict = judge(&jobs[0], 1.0);
+    verdict.findings[0].ranks = [[3; report::MOST_RANKS], [0, 1, 2, 3, 4, 5, 6, 7]].concat();
+    let stacks = super::stacks(&verdict, false, &Lines::none());
+    let has_stack = |rank: &usize| !stacks.of(*rank).is_empty();
+    assert_eq!((0..8).filter(has_stack).count(), 8);
 }

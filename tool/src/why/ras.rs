@@ -294,7 +294,7 @@ fn asked(mut stream: TcpStream, until: Instant) -> Result<Status, String> {
         answers.by_ref().take(4096).read_until(b'\n', &mut answer).map_err(failed)?;
         if !answer.to_ascii_uppercase().starts_with(expected.as_bytes()) {
             let answer = String::from_utf8_lossy(&answer).trim().to_owned();
-            return Err(format!("answers {answer:?} to {request} (it knows JSON since NCCL 2.28.7)"));
+            return Err(format!("it answered {answer:?} to {request} (it knows JSON since NCCL 2.28.7)"));
         }
     }
     stream.write_all(b"STATUS\n").map_err(failed)?;

@@ -127,14 +127,21 @@ pub fn text(
     out
 }
 
-/// Where the ranks are that are the cause, and their stacks.
-fn causes(verdict: &Verdict<'_>, stacks: &Stacks, width: Option<usize>) -> String {
+/// The ranks that are the cause, each once, in the order of the findings. The first [`MOST_RANKS`]
+/// of them are shown.
+pub fn culprits(verdict: &Verdict<'_>) -> Vec<usize> {
     let mut ranks: Vec<usize> = Vec::new();
     for rank in verdict.findings.iter().filter(|finding| has_causes(finding)).flat_map(|finding| &finding.ranks) {
         if !ranks.contains(rank) {
             ranks.push(*rank);
         }
     }
+    ranks
+}
+
+/// Where the ranks are that are the cause, and their stacks.
+fn causes(verdict: &Verdict<'_>, stacks: &Stacks, width: Option<usize>) -> String {
+    let ranks = culprits(verdict);
     let line = |rank: &usize| {
         let whereabouts = terminal::wrap(&format!("  {}\n", verdict.whereabouts(*rank)), width);
         whereabouts + &stacks.text(*rank)
@@ -148,7 +155,7 @@ fn causes(verdict: &Verdict<'_>, stacks: &Stacks, width: Option<usize>) -> Strin
 }
 
 /// Whether the ranks of the finding are its cause, and not those that wait.
-pub fn has_causes(finding: &Finding) -> bool {
+fn has_causes(finding: &Finding) -> bool {
     use super::judge::Kind;
     !matches!(finding.kind, Kind::Slow | Kind::AllFailed | Kind::Elsewhere)
 }

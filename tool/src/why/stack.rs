@@ -131,16 +131,22 @@ fn add_frames(pid: u32, threads: &mut [Thread], refusal: &mut String) {
             return;
         }
     };
-    let unwound: Vec<Vec<u64>> = threads
-        .iter()
-        .map(|thread| {
+    let mut unwind = || -> Vec<Vec<u64>> {
+        let unwind = |thread: &Thread| {
             let frames = thread::stopped(thread.thread, |counter, registers| modules.unwind(counter, registers));
             if frames == Err(Errno::EPERM) {
                 *refusal = reason(pid);
             }
             frames.unwrap_or_default()
-        })
-        .collect();
+        };
+        threads.iter().map(unwind).collect()
+    };
+    // A thread that waits in a driver does not stop in time, and stays attached. The kernel detaches
+    // it when the thread that has attached it ends, so that is a thread of its own.
+    let tracer = std::thread::Builder::new().name("dm-tracer".to_owned());
+    let traced =
+        std::thread::scope(|scope| Some(tracer.spawn_scoped(scope, &mut unwind).ok()?.join().unwrap_or_default()));
+    let unwound = traced.unwrap_or_else(unwind);
     // Looking up the names takes long, so no thread is stopped meanwhile.
     for (thread, addresses) in threads.iter_mut().zip(unwound) {
         thread.frames = names(&mut modules, &addresses);

@@ -119,7 +119,7 @@ fn reason(job: &Job, wait: &Wait<'_>, rank: usize, seat: Option<Seat<'_>>) -> Op
     }
 }
 
-/// Whether a message waits for its peer: the peer is not in the other half of it.
+/// Whether a send or a receive waits because its peer is not in the other half of the message.
 fn without_message(wait: &Wait<'_>, peer: &Seat<'_>) -> bool {
     let half = match wait.call.call.operation {
         Operation::Send => Operation::Recv,

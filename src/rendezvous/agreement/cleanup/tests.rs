@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::RngCore;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
-use super::super::tests::soon;
+use super::super::tests::{short_once_here, soon};
 use super::super::{Membership, Scope};
 use super::*;
 use crate::error::{Error, Status};
@@ -133,17 +133,20 @@ fn a_set_cleans_up_after_smaller_ones_where_the_world_never_meets_again() {
 fn a_failed_call_is_kept_for_late_ranks_until_a_later_one_is_agreed() {
     let store = MemoryStore::new();
     let messages = run(&store, 3, false, |rank| {
-        let short = Wait::after(Duration::from_millis(50));
         if rank.me == 2 {
             // This rank comes when the others are two calls ahead.
             store.get("test/world/1/verdict", &soon()).unwrap();
             std::thread::sleep(Duration::from_millis(50));
         }
-        let wait = if rank.me == 2 { soon() } else { short };
-        let call = || rank.world.agree("call()", &wait).map(drop);
+        // Rank 0 gives the calls up, each once rank 1 waits in it.
+        let wait = |number: u64| match rank.me {
+            0 => short_once_here(&rank.world, number, 1),
+            _ => soon(),
+        };
+        let call = |number| rank.world.agree("call()", &wait(number)).map(drop);
         // The late rank is told of the first failed call, and passes over the second one.
         let told = if rank.me == 2 { 1 } else { 2 };
-        let failed: Vec<_> = (0..told).map(|_| call().unwrap_err()).collect();
+        let failed: Vec<_> = (0..told).map(|number| call(number).unwrap_err()).collect();
         assert!(failed.iter().all(|error| error.status() == Status::Timeout), "{failed:?}");
         let messages: Vec<String> = failed.iter().map(said_to_all).collect();
         rank.world.agree("call()", &soon()).unwrap();

@@ -5,9 +5,10 @@
 //!
 //! A rank leaves a note that it is here, and counts itself in. Then the rank looks whether every
 //! rank of the mesh is here or known to be lost. If not, the rank waits for the decision, the next
-//! loss or the next newcomer. The last event that the ranks wait for is one of these, or a rank
-//! that comes. A rank that comes looks after it has counted itself in, and the other events wake
-//! all ranks. So some rank always finds that the ranks are complete, and proposes.
+//! loss or the next newcomer. The event that completes the ranks is a loss, a newcomer, or the
+//! arrival of a rank. A loss or a newcomer wakes all waiting ranks, and an arriving rank looks
+//! after it has counted itself in. So some rank always finds that the ranks are complete, and
+//! proposes.
 //!
 //! Only a rank of the mesh has a deadline. Spares and benched ranks wait until they get a seat in a
 //! mesh that is made, or until the job has ended.

@@ -12,8 +12,8 @@ use crate::wait::{Deadline, Wait};
 
 impl Recovery {
     /// Tells the processes that wait for a seat that the job has ended, after the ranks of the mesh
-    /// have agreed on it. The rank that serves the store stays until those that wait have read it,
-    /// for some seconds at most.
+    /// have agreed on it. The rank that serves the store stays until all spare and benched ranks
+    /// have read it, or are lost, for two seconds at most.
     pub fn end(&mut self, wait: &Wait) -> Result<()> {
         if self.fenced_since.is_some() {
             return Ok(());
@@ -36,16 +36,14 @@ impl Recovery {
         Ok(())
     }
 
-    /// Waits until the processes that have come to the last turn without a place in the mesh have
-    /// read that the job has ended.
-    fn await_waiting(&mut self, wait: &Wait) -> Result<()> {
+    /// Waits until the members of the world without a place in the mesh have read that the job has
+    /// ended. Some of them may not have come to the last turn yet: a rank that was benched by the
+    /// last recovery may just be about to wait.
+    fn await_waiting(&self, wait: &Wait) -> Result<()> {
         let number = self.number + 1;
-        let members = self.epoch.members();
-        let outside = members.difference(&self.epoch.in_mesh()).copied().collect();
-        let waiting = self.which_left(outside, |process| self.here(number, process), wait)?;
         let read = |process| self.turn_key(number, &format!("decision/read/by/{process}"));
         let (store, losses) = (&self.membership.store, &self.membership.losses);
-        for process in waiting {
+        for &process in self.epoch.members().difference(&self.epoch.in_mesh()) {
             while !losses.any(|lost| lost == process) {
                 let (next, lost) = losses.next();
                 let moment = wait.with_deadline(Deadline::after(MOMENT.min(wait.deadline.left())));

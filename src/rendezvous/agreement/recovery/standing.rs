@@ -24,7 +24,7 @@ impl Recovery {
         self.is_in_mesh() && !self.epoch.stateless.contains(&self.me)
     }
 
-    /// Whether this process is one of the mesh that needs the state.
+    /// Whether this process is in the mesh and needs the state of the training.
     pub fn has_joined(&self) -> bool {
         self.epoch.stateless.contains(&self.me)
     }

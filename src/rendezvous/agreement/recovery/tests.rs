@@ -195,12 +195,20 @@ fn the_same_members_get_a_new_mesh_when_nobody_is_lost() {
 #[test]
 fn a_silent_rank_is_named_on_all_ranks_and_the_next_turn_has_it() {
     let job = Job::new(3, 3);
-    let short = Wait::after(Duration::from_millis(100));
     let mut ranks = [job.rank(0), job.rank(1)];
     std::thread::scope(|threads| {
-        for rank in &mut ranks {
-            threads.spawn(|| {
-                let error = rank.come(&job.arrival(), &short).unwrap_err();
+        for (me, rank) in ranks.iter_mut().enumerate() {
+            let job = &job;
+            threads.spawn(move || {
+                // The deadline of rank 1 passes first, once rank 0 is here.
+                let wait = match me {
+                    0 => soon(),
+                    _ => {
+                        job.await_here(1, "0");
+                        Wait::after(Duration::from_millis(100))
+                    }
+                };
+                let error = rank.come(&job.arrival(), &wait).unwrap_err();
                 assert_eq!((error.status(), error.ranks()), (Status::Timeout, &[2][..]));
                 assert_eq!(error.message(), "rank 2 did not come to the recovery within 100 ms");
             });
@@ -222,8 +230,8 @@ fn a_silent_rank_is_named_on_all_ranks_and_the_next_turn_has_it() {
 #[test]
 fn a_silent_rank_is_left_out_where_the_terms_say_so_and_is_told() {
     let mut job = Job::new(3, 3);
-    // On a busy machine, a thread that comes may stand still for more than 100 ms.
-    job.terms = Terms { silent: Some(Duration::from_millis(500)), min_size: 2, ..Terms::default() };
+    // On a busy machine, a thread that comes may stand still for a second.
+    job.terms = Terms { silent: Some(Duration::from_secs(2)), min_size: 2, ..Terms::default() };
     let mut left = job.recover(&[0, 1]);
     // The slow rank comes after two more epochs.
     for _ in 0..2 {
@@ -392,6 +400,10 @@ fn a_suspected_rank_is_lost_only_if_it_stays_silent() {
             let (job, suspects) = (&job, if me == 0 { &[2, 3][..] } else { &[] });
             threads.spawn(move || {
                 let mut rank = job.rank(me);
+                if me != 2 {
+                    // On a busy machine, rank 2 may come a second later than the others.
+                    job.await_here(1, "2");
+                }
                 recover(&mut rank, &Arrival { suspects, ..job.arrival() }, &soon()).unwrap();
                 assert_eq!(seats(&rank), "seats=0-2,- without=3");
             });

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use super::{membership, ranks, soon};
 use crate::error::{Error, Status};
 use crate::rendezvous::agreement::verdict::Verdict;
-use crate::rendezvous::agreement::{Members, Scope};
+use crate::rendezvous::agreement::waiting::NEWS_OF_A_LOSS;
+use crate::rendezvous::agreement::{Members, Membership, Scope};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::losses::Losses;
-use crate::rendezvous::store::{FileStore, Hooked, MemoryStore, Store};
+use crate::rendezvous::store::{FileStore, Hooked, MemoryStore, Server, Store, TcpStore};
+use crate::starved::timed;
 use crate::wait::Wait;
 
 #[test]
@@ -64,24 +66,34 @@ fn a_loss_of_another_process_of_a_rank_ends_no_call() {
 }
 
 /// The library of rank 1 fails because rank 2 has died, and the store knows of the death a moment
-/// later.
+/// later, when rank 1 waits for such news.
 #[test]
 fn a_failure_that_a_lost_rank_may_explain_is_told_as_the_loss() {
     let own = Error::new(Status::Ccl, "a connection was closed").with_ccl_result(2);
-    let errors = ranks(3, |me, scope| {
-        let round = scope.agree("dm_init()", &soon()).unwrap();
+    let memory = MemoryStore::new();
+    let losing = memory.clone();
+    let before = move |operation: &str, _: usize, wait: &Wait| {
+        let waits_for_news = operation == "wait" && wait.deadline.timeout() == NEWS_OF_A_LOSS;
+        if waits_for_news { losing.set("test/lost/1", b"2", &soon()) } else { Ok(()) }
+    };
+    let store: Arc<dyn Store> = Arc::new(Hooked { store: memory, before });
+    let call = |me: usize| {
+        let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+        let membership = membership(Arc::clone(&store), losses, Members::All(3), me);
+        let round = Scope::new(membership, "test/world".to_owned()).agree("dm_init()", &soon()).unwrap();
         match me {
             0 => Some(round.fetch("id", 2, &soon()).map(drop).unwrap_err()),
             1 => {
                 assert!(round.fail(&own, &soon()));
                 Some(round.finish(&soon()).unwrap_err())
             }
-            _ => {
-                std::thread::sleep(Duration::from_millis(20));
-                scope.membership.store.set("test/lost/1", b"2", &soon()).unwrap();
-                None
-            }
+            _ => None,
         }
+    };
+    let errors = std::thread::scope(|threads| {
+        let call = &call;
+        let calls = [0, 1, 2].map(|me| threads.spawn(move || call(me)));
+        calls.map(|call| call.join().unwrap())
     });
     for error in errors.into_iter().flatten() {
         assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[2][..]));
@@ -147,15 +159,18 @@ fn a_rank_that_ends_its_wait_for_any_reason_says_so() {
     }
 }
 
-/// The store takes half a second to answer set_once, like a host that is far away or busy.
+/// The store does not answer set_once before the rank has returned, like a host that is far away or
+/// busy.
 #[test]
 fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_the_same() {
     let memory = MemoryStore::new();
-    let before = |operation: &str, _: usize, wait: &Wait| {
+    let answering = memory.clone();
+    let before = move |operation: &str, _: usize, wait: &Wait| {
         if operation != "set_once" {
             return Ok(());
         }
-        std::thread::sleep(Duration::from_millis(500));
+        // A rank that waits for the answer waits for 5 s.
+        let _ = answering.get("returned", &Wait::after(Duration::from_secs(5)));
         match wait.deadline.passed() {
             true => Err(Error::timeout("a slow store")),
             false => Ok(()),
@@ -166,12 +181,16 @@ fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_th
     let scope = Scope::new(membership(store, losses, Members::All(2), 0), "test/world".to_owned());
     let wait = soon();
     let (aborted, took) = std::thread::scope(|threads| {
-        let waiting = threads.spawn(|| (scope.agree("dm_init()", &wait).map(drop).unwrap_err(), Instant::now()));
+        let waiting = threads.spawn(|| {
+            let (error, took) = timed(|| scope.agree("dm_init()", &wait).map(drop).unwrap_err());
+            (error, Instant::now(), took.starved)
+        });
         memory.get("test/world/0/here/0", &soon()).unwrap();
         let raised = Instant::now();
         wait.cancel.raise();
-        let (error, returned) = waiting.join().unwrap();
-        (error, returned - raised)
+        let (error, returned, starved) = waiting.join().unwrap();
+        memory.set("returned", b"1", &soon()).unwrap();
+        (error, (returned - raised).saturating_sub(starved))
     });
     assert_eq!(aborted.status(), Status::Aborted);
     assert!(took < Duration::from_millis(250), "{took:?}: 70 ms on a machine that does nothing else");
@@ -234,4 +253,19 @@ fn a_wait_for_a_key_of_the_world_ends_when_the_rank_that_would_write_it_is_lost(
     });
     let error = errors[1].as_ref().unwrap();
     assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[0][..]), "{error}");
+}
+
+/// The name of a dimension may be a part of the keys of a call.
+#[test]
+fn a_key_that_the_store_does_not_take_is_no_loss_of_the_rank_that_serves() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
+    let store: Arc<dyn Store> = Arc::new(store);
+    let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+    let membership = Membership { served: true, ..membership(store, losses, Members::All(2), 1) };
+    let scope = Scope::new(membership, format!("test/{}", "d".repeat(9000)));
+    let error = scope.agree("dm_get_comm()", &soon()).map(drop).unwrap_err();
+    assert_eq!((error.status(), error.lost()), (Status::InvalidArgument, &[][..]), "{error}");
+    assert!(error.message().ends_with("at most 8192 are taken: use shorter dimension names"), "{error}");
+    assert!(scope.membership.lost_others().is_empty());
 }

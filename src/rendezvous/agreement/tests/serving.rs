@@ -8,7 +8,7 @@ use crate::error::{Error, Status};
 use crate::rendezvous::agreement::{Members, Membership, Round, Scope};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
-use crate::wait::Wait;
+use crate::wait::{Cancel, Wait};
 
 /// Ends a call as a slow rank does: the rank is counted, not as the last one, and has not read the
 /// verdict.
@@ -84,23 +84,25 @@ fn staying_for_slow_ranks_ends_at_the_deadline_and_when_aborted() {
     for abort in [false, true] {
         let store = MemoryStore::new();
         let timeout = Duration::from_millis(if abort { 20_000 } else { 300 });
-        let wait = Wait::after(timeout);
-        let cancel = wait.cancel.clone();
+        let cancel = Cancel::new();
         let began = Instant::now();
         std::thread::scope(|threads| {
-            let scope = serving(&store, 1, 2);
+            let (scope, raised) = (serving(&store, 1, 2), cancel.clone());
             let store = &store;
             threads.spawn(move || {
                 scope.agree("call", &soon()).unwrap();
                 come_to_the_end(store);
+                store.get("test/world/0/end/verdict", &soon()).unwrap();
                 std::thread::sleep(Duration::from_millis(200));
                 if abort {
-                    cancel.raise();
+                    raised.raise();
                 }
             });
-            end(store, serving(store, 0, 2).agree("call", &wait).unwrap(), &wait);
+            let round = serving(store, 0, 2).agree("call", &soon()).unwrap();
+            store.get("counted", &soon()).unwrap();
+            round.finish(&Wait { cancel, ..Wait::after(timeout) }).unwrap();
         });
-        // The rank does not stay for the seconds for which it would stay without the abort or the
+        // The rank does not stay for the 10 s for which it would stay without the abort or the
         // deadline.
         assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
     }

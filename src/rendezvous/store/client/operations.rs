@@ -11,7 +11,7 @@ use super::{FEW_IN_FLIGHT, SHORT_KEY, TcpStore, check_each, full, leave, with_ke
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
-/// The first pause before a server is asked again that cannot wait for one of several keys. The
+/// The first pause before a server that cannot wait for one of several keys is asked again. The
 /// pause doubles each time.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 
@@ -71,8 +71,9 @@ impl TcpStore {
                 request.extend(Writer::default().number(sum).string(&full(key)).string(value).finish());
             }
         }
-        // The answer before that of the wait says that the server answers at all. Where it does
-        // not, the wait need not be cancelled at the deadline.
+        // An answer before that of the wait shows that the server answers at all. If this answer
+        // does not come, the wait need not be cancelled at the deadline. SET has no answer, so a
+        // PING follows it where nothing is counted.
         let pings = count.is_none() && note.is_some();
         if pings {
             request.extend(Writer::new(op::PING).word(0).finish());
@@ -277,6 +278,7 @@ impl Store for TcpStore {
     }
 
     fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+        keys.iter().try_for_each(|key| self.check(key, &[]))?;
         let keys: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
         self.each_there(&keys, wait)
     }

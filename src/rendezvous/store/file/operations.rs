@@ -1,9 +1,11 @@
 //! The operations of a store, on the files of a folder.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use rustix::io::Errno;
 
 use super::super::{LeftWorld, Store, no_key, parse_integer};
 use super::FileStore;
@@ -55,14 +57,16 @@ impl Store for FileStore {
                 Ok(value.to_vec())
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => self.get(key, wait),
-            // This file system has no links, so everybody who sets once takes the lock.
-            Err(_) => {
+            // On a file system without hard links every rank that sets a key once takes the lock
+            // instead.
+            Err(error) if has_no_links(&error) => {
                 let _lock = self.lock(wait)?;
                 match self.read(key)? {
                     Some(stands) => Ok(stands),
                     None => self.write(key, value).map(|()| value.to_vec()),
                 }
             }
+            Err(error) => Err(self.broken("link", key, &error)),
         }
     }
 
@@ -89,5 +93,25 @@ impl Store for FileStore {
 
     fn name(&self) -> &str {
         &self.name
+    }
+}
+
+/// Whether a link failed because this file system has no links, or allows none. Another failure,
+/// for example of the network, says nothing about the other ranks: they may have linked their
+/// values, so this rank must not take the lock instead.
+fn has_no_links(error: &io::Error) -> bool {
+    let without = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::MLINK];
+    Errno::from_io_error(error).is_some_and(|errno| without.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_file_system_without_links_is_locked_instead() {
+        let judged = |errno: Errno| has_no_links(&io::Error::from(errno));
+        assert!([Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::MLINK].into_iter().all(judged));
+        assert!(![Errno::NOSPC, Errno::IO, Errno::STALE, Errno::NOENT, Errno::ACCESS].into_iter().any(judged));
     }
 }

@@ -110,7 +110,8 @@ impl Serving {
         }
         state.last = Some(number);
         if self.clients.len() >= self.most_clients() {
-            // A trunk has asked for something, so this is not the trunk whose turn it is.
+            // A trunk is admitted and has asked for something, so the hesitant client is never the
+            // trunk whose turn it is.
             let Some(hesitant) = self.connections.hesitant(|_| true) else {
                 return self.send_on_trunk(trunk, &channels::end(number));
             };

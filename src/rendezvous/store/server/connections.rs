@@ -50,8 +50,8 @@ pub(in crate::rendezvous::store) struct Connections {
     by_admission: BTreeSet<(Instant, Client)>,
     /// How many descriptors the server may use under the present limit of the process.
     usable: usize,
-    /// How many connections fit: the number of connections when one more took a descriptor that is
-    /// reserved for the process, or found none. The field is `None` while descriptors suffice.
+    /// How many connections there were when the next one got no descriptor, or one that is reserved
+    /// for the process. `None` while descriptors suffice.
     fits: Option<usize>,
 }
 

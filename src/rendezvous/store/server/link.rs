@@ -48,7 +48,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Notes that the other side has ended the channel. What has come before is still read.
+    /// Notes that the other side has ended the channel. Bytes that came before the end are still
+    /// read.
     pub(super) fn end(&mut self) {
         self.has_ended = true;
     }

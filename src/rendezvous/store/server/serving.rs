@@ -3,9 +3,9 @@
 //! A client gets a small turn when it has sent something. Requests that do not fit into the small
 //! turn are carried out in larger turns, one client after another. One round of the loop does at
 //! most [`ROUND`] of the work in larger turns. Trunks have a round of their own, so that what comes
-//! on a trunk does not wait for the larger turns of its clients. So a small request waits for the
-//! small turns of the requests that came with it, for the work of one round, and for as much work
-//! on the lists of waits, however much the other clients have asked for.
+//! on a trunk does not wait for the larger turns of its clients. So a small request waits for at
+//! most three things, whatever the other clients ask for: the small turns of the requests that came
+//! with it, the work of one round, and as much work on the lists of waits.
 
 use std::collections::VecDeque;
 use std::net::Shutdown;

@@ -10,7 +10,7 @@ use crate::run::restart::{after, pause};
 use crate::words::count;
 
 impl Starter<'_> {
-    /// Plans to start the node of a host again that was just left behind. Returns the end of the
+    /// Plans another start of the node of a host that was just left behind. Returns the end of the
     /// message about the loss.
     pub fn plan_return(&mut self, index: usize) -> String {
         let most = self.options.restart.standing().most;
@@ -28,7 +28,7 @@ impl Starter<'_> {
         format!(" until they start again there{} (restart {} of {most})", after(pause), node.restarts)
     }
 
-    /// Starts the hosts again whose pause is over, and ends tries that have hung for too long.
+    /// Starts again each host whose pause is over, and ends tries that have hung for too long.
     pub fn start_due_hosts(&mut self, now: Instant) {
         let is_ending = self.is_ending();
         // The agent has this time to say hello, and then the node has it to meet the others.
@@ -65,7 +65,7 @@ impl Starter<'_> {
         node.again = Some(Instant::now() + pause);
         let told = format!("{}: {why}", node.numbered(index));
         // One reason is told once.
-        if self.passed_on.insert(told.clone()) {
+        if self.passed_on.insert(told.clone(), index).is_none() {
             self.say(&format!("{told}; the next try follows{}", after(pause)));
         }
     }

@@ -275,8 +275,8 @@ impl Starter<'_> {
                 self.next_note = now + LATE;
             }
         }
-        // The nodes do not judge again whether a signal is a second one, because it may reach them
-        // sooner or later after the first one than it came here.
+        // The starter decides whether a signal is a second one, and not the nodes: the time between
+        // the two signals may be shorter or longer there than here.
         self.send(if is_passing || self.interrupts == 1 { Word::Signal(signal) } else { Word::AtOnce(signal) });
         self.is_stopped = signal == SIGTSTP || (self.is_stopped && signal != SIGCONT);
         if signal == SIGTSTP {

@@ -41,7 +41,7 @@ pub fn forwarded(asked: &[String]) -> Result<Vec<(OsString, OsString)>, Failure>
             _ => {
                 return Err(Failure::new(
                     2,
-                    format!("-x {text:?}: it is NAME, NAME=VALUE, or the begin of names and a star"),
+                    format!("-x {text:?}: write NAME, NAME=VALUE, or the beginning of names and a star (`NAME_*`)"),
                 ));
             }
         }

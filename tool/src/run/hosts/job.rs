@@ -1,6 +1,6 @@
 //! The state of a job on several hosts, which its starter keeps.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::time::Instant;
 
@@ -68,8 +68,9 @@ pub struct Starter<'a> {
     /// The first node that has said why the job ends, which is then the reason. The loss of a host
     /// after that is not the reason.
     pub teller: Option<usize>,
-    /// The messages of nodes that were passed on, because several nodes may send one message.
-    pub passed_on: HashSet<String>,
+    /// The messages of nodes that were passed on, each with the first node that has sent it, because
+    /// several nodes may send one message.
+    pub passed_on: HashMap<String, usize>,
 }
 
 /// Returns the part of a message before the first "; ". The rest differs between nodes that say the
@@ -95,8 +96,8 @@ impl Starter<'_> {
         listed(self.nodes.iter().filter(|node| wanted(node)).map(Node::target), LISTED)
     }
 
-    /// Warns once where this host, which has just said hello, is another one of the list by another
-    /// name. Loopback addresses are meant to be this machine several times.
+    /// Warns once if this host, which has just said hello, is in the list twice, by two names.
+    /// Loopback addresses are exempt, because they are meant to be this machine several times.
     pub fn warn_of_twin(&mut self, index: usize) {
         let new = &self.nodes[index];
         let is_meant = |node: &Node| is_loopback(node.name());

@@ -12,7 +12,7 @@ const REASON: Duration = Duration::from_secs(2);
 /// how the process has ended, but a busy machine may take a while for that.
 const REASON_HERE: Duration = Duration::from_secs(10);
 
-/// The word of another node on a loss.
+/// A node's message that another node is lost.
 pub struct Held {
     /// The node that says it.
     pub from: usize,
@@ -66,12 +66,13 @@ impl Losses {
         }
     }
 
-    /// When the word of another node is told.
+    /// When the next held message is due.
     pub fn due(&self) -> Option<Instant> {
         self.held.iter().map(|held| held.due).min()
     }
 
-    /// The next word of another node, at that moment or with `all` at any moment.
+    /// Takes the first held message whose moment has come. With `all`, takes the first one in any
+    /// case.
     pub fn take(&mut self, all: bool) -> Option<Held> {
         let now = Instant::now();
         let next = self.held.iter().position(|held| all || now >= held.due)?;

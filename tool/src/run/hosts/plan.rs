@@ -11,7 +11,7 @@ use super::list::Host;
 use crate::failure::Failure;
 use crate::run::identity::shell_word;
 use crate::run::options::Options;
-use crate::run::rendezvous::{is_here, is_loopback};
+use crate::run::rendezvous::{is_loopback, resolves_here};
 
 /// How long the names of the hosts are looked up, to find this host among them.
 const LOOK_UP: Duration = Duration::from_secs(2);
@@ -70,23 +70,35 @@ fn meeting_host(hosts: &[Planned]) -> String {
     if is_loopback(name) && !hosts.iter().all(|planned| planned.is_local) { host_name() } else { name.to_owned() }
 }
 
+/// Whether a name may be that of a host which calls itself `own`: both have the same first part, and
+/// they do not have two domains.
+fn may_be(name: &str, own: &str) -> bool {
+    let has_domain = |name: &str| name.contains('.');
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    match has_domain(name) && has_domain(own) {
+        true => name.eq_ignore_ascii_case(own),
+        false => short(name) == short(own),
+    }
+}
+
 /// Returns which of the hosts is the one on which this process runs. A host with the login of
 /// another user does not count.
 fn local(hosts: &[Host]) -> Vec<bool> {
     let (sender, receiver) = channel();
+    let own = host_name();
     let mut found = vec![false; hosts.len()];
     for (index, host) in hosts.iter().enumerate() {
         let (name, sender) = (host.name().to_owned(), sender.clone());
         let is_plain = host.target == name;
-        let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
-        if !is_plain || name == "localhost" || (name.parse::<IpAddr>().is_err() && short(&name) == short(&host_name()))
-        {
+        if !is_plain || name == "localhost" || name.eq_ignore_ascii_case(&own) {
             found[index] = is_plain;
             continue;
         }
-        // The resolver knows no deadline. Where no thread starts, the host counts as another one.
+        // The resolver decides. Where it has no answer, a name that may be this host's is this host.
+        found[index] = name.parse::<IpAddr>().is_err() && may_be(&name, &own);
+        // The resolver knows no deadline.
         let work = move || {
-            let _ = sender.send((index, is_here(&name)));
+            let _ = resolves_here(&name).map(|is_local| sender.send((index, is_local)));
         };
         let _ = std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(work);
     }
@@ -96,4 +108,29 @@ fn local(hosts: &[Host]) -> Vec<bool> {
         found[index] = is_local;
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_two_domains_are_two_hosts() {
+        for (one, other) in [("node1", "node1.east.example"), ("NODE1.East.example", "node1.east.example")] {
+            assert!(may_be(one, other) && may_be(other, one), "{one} {other}");
+        }
+        for other in ["node1.west.example", "node2.east.example", "node2"] {
+            assert!(!may_be("node1.east.example", other), "{other}");
+        }
+    }
+
+    /// No name below .invalid has an address.
+    #[test]
+    fn a_name_that_the_resolver_does_not_know_is_this_hosts_where_it_begins_with_this_hosts_name() {
+        let own = host_name();
+        let named = |name: &str| Host { target: name.to_owned(), ranks: None };
+        let short = own.split('.').next().unwrap();
+        let hosts = [named(&own), named(&format!("{short}.domain.invalid")), named("another.domain.invalid")];
+        assert_eq!(local(&hosts), [true, !own.contains('.'), false]);
+    }
 }

@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::pipe::fcntl_getpipe_size;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::words::{BEGINS, MARK, Said};
@@ -122,7 +123,8 @@ impl Process {
         self.flush();
         let mut got = Vec::new();
         // A node writes its ranks' last words before its own message, so standard output is read
-        // after standard error and passed on before it, also where a line there has no end.
+        // after standard error and passed on before it. If the node has written a message, the last
+        // line of standard output is passed on even without its newline.
         let errors = self.parts(1, reads[1], whole);
         let has_message = errors.iter().any(|line| line.starts_with(MESSAGE));
         for part in self.parts(0, reads[0], whole || has_message) {
@@ -134,12 +136,20 @@ impl Process {
         got
     }
 
+    /// Reads what is left in the pipes. The process has ended. A process that it has left behind may
+    /// write on and on, so this reads no more than the pipes hold.
+    pub fn take_rest(&mut self, reads: [bool; 2]) -> Vec<Got> {
+        let pipes = self.streams.iter().flatten().map(|stream| fcntl_getpipe_size(&stream.pipe).unwrap_or(0));
+        let rounds = pipes.max().unwrap_or(0) / MAX_LINE + 2;
+        (0..rounds).flat_map(|_| self.take(reads, true)).collect()
+    }
+
     /// Reads what has come on standard output (0) or standard error (1), where `reads` allows it.
     /// Returns the lines, with `whole` and at the end of the stream also one that has not ended.
     fn parts(&mut self, index: usize, reads: bool, whole: bool) -> Vec<Vec<u8>> {
         let Some(mut stream) = self.streams[index].take_if(|_| reads) else { return Vec::new() };
         let has_more = stream.read();
-        let parts = stream.parts(whole || !has_more);
+        let parts = stream.parts(whole, !has_more, index == 1);
         if has_more {
             self.streams[index] = Some(stream);
         }
@@ -215,21 +225,28 @@ impl Stream {
         }
     }
 
-    /// Returns the lines that have ended. With `whole` it also returns the bytes after them,
-    /// unless a mark has begun there.
-    fn parts(&mut self, whole: bool) -> Vec<Vec<u8>> {
+    /// Returns the lines that have ended. With `whole` it also returns the bytes after them, unless
+    /// a mark may have begun there. At the end of the stream it returns all. Only standard error
+    /// has marks.
+    fn parts(&mut self, whole: bool, is_end: bool, has_marks: bool) -> Vec<Vec<u8>> {
         let ended = self.line.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let rest = self.line.split_off(ended);
         let lines = std::mem::replace(&mut self.line, rest);
         let mut parts: Vec<Vec<u8>> = lines.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
-        let mark = self.line.iter().position(|byte| *byte == MARK.as_bytes()[0]);
-        if !self.line.is_empty() && ((whole && mark.is_none()) || self.line.len() > MAX_LINE) {
+        let mark = beginning_of_mark(&self.line).filter(|_| has_marks && !is_end);
+        if !self.line.is_empty() && (is_end || (whole && mark.is_none()) || self.line.len() > MAX_LINE) {
             // A mark may go on in what comes next.
             let rest = self.line.split_off(mark.filter(|at| *at > 0).unwrap_or(self.line.len()));
             parts.push(std::mem::replace(&mut self.line, rest));
         }
         parts
     }
+}
+
+/// Where a mark begins, or may begin at the end of what has come so far.
+fn beginning_of_mark(line: &[u8]) -> Option<usize> {
+    let mark = MARK.as_bytes();
+    (0..line.len()).find(|at| line[*at..].starts_with(mark) || mark.starts_with(&line[*at..]))
 }
 
 /// Whether a line is a remark that OpenSSH makes about a connection that works.
@@ -261,6 +278,48 @@ mod tests {
     use rustix::event::poll;
 
     use super::*;
+
+    /// Runs a script to its end, and returns what it has printed.
+    fn printed(script: &str) -> [Vec<u8>; 2] {
+        let command = ["/bin/sh", "-c", &format!("printf '{BEGINS}'; {script}").replace('\x1f', "\\037")];
+        let mut process = Process::start(&command.map(OsString::from)).unwrap();
+        process.is_greeted = true;
+        while process.ended().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let mut printed = [Vec::new(), Vec::new()];
+        for got in process.take_rest([true; 2]) {
+            if let Got::Text { is_error, bytes } = got {
+                printed[usize::from(is_error)].extend(bytes);
+            }
+        }
+        printed
+    }
+
+    #[test]
+    fn text_that_looks_like_the_beginning_of_a_mark_is_not_lost() {
+        let begun = &MARK[..MARK.len() - 1];
+        assert_eq!(printed(&format!("printf 'x{MARK}y'"))[0], format!("x{MARK}y").into_bytes());
+        assert_eq!(printed("printf 'x\x1fy' >&2")[1], b"x\x1fy");
+        assert_eq!(printed(&format!("printf 'x{begun}' >&2"))[1], format!("x{begun}").into_bytes());
+    }
+
+    #[test]
+    fn all_that_a_large_pipe_holds_is_read_after_the_end() {
+        // The pipe has the size that it has by default where pages have 64 KiB.
+        let script = "exec 3>&1; printf go >&3; read go; seq 100000 150000";
+        let mut process = Process::start(&["/bin/sh", "-c", script].map(OsString::from)).unwrap();
+        process.has_text = true;
+        rustix::pipe::fcntl_setpipe_size(&process.streams[0].as_ref().unwrap().pipe, 1 << 20).unwrap();
+        process.send(b"go\n");
+        while process.ended().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let text = |got| if let Got::Text { bytes, .. } = got { bytes } else { Vec::new() };
+        let printed: Vec<u8> = process.take_rest([true; 2]).into_iter().flat_map(text).collect();
+        assert_eq!(printed.len(), 2 + 7 * 50_001);
+        assert!(printed.ends_with(b"\n150000\n"));
+    }
 
     #[test]
     fn the_last_words_of_ranks_come_before_the_message_of_their_node() {

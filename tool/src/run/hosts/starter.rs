@@ -1,7 +1,7 @@
 //! The starter: starts an agent on each host, gives it its orders, and passes on what comes back.
 //! [`end`](super::end) ends the job.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ pub fn start(options: &Options, hosts: Vec<Host>, signals: Signals) -> Result<u8
         reason: None,
         is_reason_above: false,
         teller: None,
-        passed_on: HashSet::new(),
+        passed_on: HashMap::new(),
     };
     while starter.has_more() {
         starter.step();
@@ -100,6 +100,10 @@ impl Starter<'_> {
         self.start_due_hosts(Instant::now());
         self.start_agents();
         self.give_orders();
+        if self.limit.is_some() && self.waits_for_reader() {
+            self.limit = None;
+            self.limit_the_end();
+        }
         self.obey_the_clock();
         let is_late = self.sleep();
         self.look_at_output();
@@ -114,11 +118,10 @@ impl Starter<'_> {
             let is_over = matches!(self.nodes[index].state, State::Ended(_)) || ended.is_some();
             let reads = self.reads(is_over);
             let Some(process) = self.nodes[index].process.as_mut() else { continue };
-            let mut got = process.take(reads, is_late || ended.is_some());
-            if ended.is_some() {
-                // The first time may have left a part of what a pipe holds.
-                got.append(&mut process.take(reads, true));
-            }
+            let got = match ended {
+                Some(_) => process.take_rest(reads),
+                None => process.take(reads, is_late),
+            };
             for got in got {
                 self.handle(index, got);
             }
@@ -158,13 +161,21 @@ impl Starter<'_> {
     }
 
     /// Whether the standard output and the standard error of a host are read. The ranks wait while
-    /// the reader of the starter's output does not read on. Where `is_over`, the rest of the node's
-    /// output is read all the same, because it is short. Standard error has the marks, so it is
-    /// read even while standard output is not, and always at the end of the job.
+    /// the reader of the starter's output does not read on. Once the node has ended (`is_over`),
+    /// only its pipes have data left, and this is always read. Standard error has the marks, so it
+    /// is read even while standard output is not, and always while the limit for the end runs.
     fn reads(&self, is_over: bool) -> [bool; 2] {
         let is_full = |is_error, full: fn(&Sink) -> bool| self.sinks.of(is_error).is_some_and(full);
-        let at_the_end = self.limit.is_some();
+        let at_the_end = self.limit.is_some() && !self.waits_for_reader();
         [is_over || !is_full(false, Sink::is_full), is_over || at_the_end || !is_full(true, Sink::is_very_full)]
+    }
+
+    /// Whether the job ends well, and only a reader that does not read on keeps the nodes from
+    /// writing the rest. The time for their end begins when the reader reads on.
+    fn waits_for_reader(&self) -> bool {
+        let ends_well = self.code.is_none() && self.asked.is_none() && self.teller.is_none();
+        let is_full = |is_error| self.sinks.of(is_error).is_some_and(Sink::is_full);
+        ends_well && (is_full(false) || is_full(true))
     }
 
     /// Notices that the starter's output cannot be written.
@@ -337,7 +348,7 @@ impl Starter<'_> {
     fn handle(&mut self, index: usize, got: Got) {
         match got {
             Got::Text { is_error: true, bytes } => {
-                let is_new = self.is_new(&bytes);
+                let is_new = self.is_new(index, &bytes);
                 self.look_for_reason(index, &bytes, is_new);
                 if is_new {
                     match bytes.starts_with(MESSAGE) {
@@ -387,8 +398,8 @@ impl Starter<'_> {
         }
     }
 
-    /// Whether a text is a rank's, or a message that no other node has said.
-    fn is_new(&mut self, text: &[u8]) -> bool {
+    /// Whether a text is a rank's, or a message that no other node has said before this one.
+    fn is_new(&mut self, index: usize, text: &[u8]) -> bool {
         let Some(message) = text.strip_prefix(MESSAGE) else { return true };
         let message = String::from_utf8_lossy(message);
         // The starter itself says for which hosts it waits.
@@ -396,7 +407,7 @@ impl Starter<'_> {
         if message.starts_with("waiting for ") && is_starting {
             return false;
         }
-        self.passed_on.insert(without_end(&message).to_owned())
+        *self.passed_on.entry(without_end(&message).to_owned()).or_insert(index) == index
     }
 }
 

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use super::shared::{Shared, TELL};
 
 /// The most bytes of an answer. A value of the store has 8 MiB at most.
 const MOST_BYTES: u64 = 4 << 20;
-/// How long an answer may be in the making. `devicemesh answer` ends itself after 20 s.
+/// How long the making of an answer may take. `devicemesh answer` ends itself after 20 s.
 const LONGEST: Duration = Duration::from_secs(25);
 /// How long an answer stays in the store where the asker does not take it.
 const KEPT: Duration = Duration::from_secs(30);
-/// The pause before the next look at an answer in the making: the first one, and the longest one.
+/// The first and the longest pause before the node looks again whether an answer is ready.
 const SOON: Duration = Duration::from_millis(20);
 const LATER: Duration = Duration::from_secs(1);
 
@@ -44,9 +44,9 @@ impl Answering {
         self.is_busy.load(Ordering::SeqCst)
     }
 
-    /// When to look again at what is here. Where an answer is being made (`is_busy`), that is soon,
-    /// and later each time. Otherwise it is when the last answer is too old. `None` where there is
-    /// none.
+    /// How long to wait until the next look. While an answer is being made (`is_busy`), the first
+    /// pause is short, and each further one is longer. Otherwise the next look is due when the last
+    /// answer is too old. `None` where there is no answer.
     pub fn again(&self, is_busy: bool) -> Option<Duration> {
         if is_busy {
             let pause = self.pause.get().clamp(SOON, LATER);
@@ -114,8 +114,12 @@ fn made(request: &str, address: &str) -> std::io::Result<Vec<u8>> {
 
 /// Returns what a command prints when it has read a text. The command is killed where it takes
 /// longer than `longest`. A thread of its own awaits the end of the process, because the kernel may
-/// be unable to end the process for a while.
+/// be unable to end the process for a while. This thread starts before the command: if it started
+/// later and could not, an answer would be lost and the process would stay as a zombie.
 fn said(command: &mut Command, text: &str, longest: Duration) -> std::io::Result<Vec<u8>> {
+    let (ended, to_reap) = mpsc::channel::<Child>();
+    let reap = move || to_reap.recv().map(|mut child| child.wait());
+    std::thread::Builder::new().name("dm-reaper".to_owned()).spawn(reap)?;
     let mut child = command.spawn()?;
     let (input, output) = (child.stdin.take(), child.stdout.take());
     let text = text.to_owned();
@@ -129,16 +133,17 @@ fn said(command: &mut Command, text: &str, longest: Duration) -> std::io::Result
     };
     let talks = std::thread::Builder::new().name("dm-answerer".to_owned()).spawn(talk);
     let said = talks.and_then(|_| receiver.recv_timeout(longest).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())));
-    // It has nothing more to say, and it may be blocked.
+    // The child has nothing more to say, and it may be blocked.
     let _ = child.kill();
-    let reaper = std::thread::Builder::new().name("dm-reaper".to_owned());
-    reaper.spawn(move || child.wait())?;
+    let _ = ended.send(child);
     said
 }
 
 #[cfg(test)]
 mod tests {
     use devicemesh::rendezvous::store::{Server, TcpStore};
+    use rustix::io::Errno;
+    use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
     use super::*;
 
@@ -154,7 +159,8 @@ mod tests {
         let began = Instant::now();
         let file = std::env::temp_dir().join(format!("dm-answering-{}", std::process::id()));
         let hangs = format!("echo $$ > {}; exec sleep 1000", file.display());
-        assert_eq!(said(&mut shell(&hangs), "", Duration::from_millis(500)).unwrap_err().kind(), ErrorKind::TimedOut);
+        // On a busy machine, the shell may need a second before it has written its number.
+        assert_eq!(said(&mut shell(&hangs), "", Duration::from_secs(2)).unwrap_err().kind(), ErrorKind::TimedOut);
         // More than a pipe holds.
         let long = "a".repeat(1 << 20);
         assert_eq!(said(&mut shell("exit 0"), &long, LONGEST).unwrap_err().kind(), ErrorKind::BrokenPipe);
@@ -166,6 +172,28 @@ mod tests {
             assert!(began.elapsed() < LONGEST, "process {pid} is still there");
             std::thread::sleep(SOON);
         }
+    }
+
+    /// The test runs once more in a process of its own, in which a thread finds no room for its
+    /// stack.
+    #[test]
+    fn no_zombie_is_left_where_no_thread_starts() {
+        if std::env::var_os("LIBDEVICEMESH_TEST_NO_THREADS").is_none() {
+            let name = "run::nodes::answering::tests::no_zombie_is_left_where_no_thread_starts";
+            let mut again = Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", name, "--test-threads=1"]).env("LIBDEVICEMESH_TEST_NO_THREADS", "1");
+            let done = again.output().unwrap();
+            let said = String::from_utf8_lossy(&done.stdout);
+            assert!(done.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let limit = Some(pages * rustix::param::page_size() as u64 + (1 << 20));
+        setrlimit(Resource::As, Rlimit { current: limit, ..getrlimit(Resource::As) }).unwrap();
+        let error = said(&mut shell("cat"), "all", LONGEST).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+        assert_eq!(wait(WaitOptions::NOHANG).unwrap_err(), Errno::CHILD, "a child is left");
     }
 
     #[test]

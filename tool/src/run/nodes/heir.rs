@@ -85,7 +85,7 @@ impl Heir<'_> {
         }
     }
 
-    /// What the nodes that came first say of themselves.
+    /// Returns the entries of the nodes that came first.
     fn entries(&self) -> Result<Vec<Vec<u8>>, Error> {
         (1..=self.rendezvous.nodes).map(|arrival| self.store.get(&keys::node(arrival), &Wait::after(TELL))).collect()
     }

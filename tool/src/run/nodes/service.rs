@@ -23,8 +23,8 @@ use crate::run::rendezvous::Rendezvous;
 
 /// How long the node that begins a job may take until it says who it is.
 const BEGINS: Duration = Duration::from_secs(10);
-/// How long a node that the job there does not take waits until it is refused. The store notices
-/// within moments that the nodes of a job were killed.
+/// If the job in the store does not take a node, the node waits this long until it is refused. The
+/// store notices within moments that the nodes of a job were killed.
 const LEAVES: Duration = Duration::from_secs(2);
 /// The pause before a node looks again whether the job before has left the store.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -37,7 +37,7 @@ const MOST_ARRIVALS: u32 = 1 << 16;
 
 /// What a node finds of the newest job in the store.
 enum Found {
-    /// It runs, or its nodes meet. So many of them have come.
+    /// It runs, or its nodes meet. The number is how many of them have come.
     Current(u32),
     /// A node begins it, and has not said yet who it is.
     Begins,
@@ -150,8 +150,8 @@ fn look(store: &TcpStore, job: u64, wait: &Wait) -> Result<Found> {
         words += 1;
         gone.extend(LastWord::read(&word).map(|word| word.arrival));
     }
-    // A node says who it is when its last word is left, so a tool that has no entry has gone, too,
-    // or is about to find out that it comes too late.
+    // A node leaves its last word with the store before it says who it is. So a tool that has no
+    // entry has gone, too, or is about to find out that it comes too late.
     let left: Vec<u32> = (1..=arrived).filter(|arrival| !gone.contains(arrival)).collect();
     let entries: Vec<String> = left.iter().map(|arrival| key(&keys::node(arrival))).collect();
     let is_there = store.present(&entries, wait)?.contains(&true);

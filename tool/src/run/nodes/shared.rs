@@ -61,8 +61,7 @@ pub struct Shared {
     /// The store, once it is reached.
     pub reached: OnceLock<Reached>,
     /// This node's arrival number, once it is one of the job's nodes: 1 for the node that came
-    /// first. A node of another job, or one too many, may have reached the store, too, and must not
-    /// end the job that has it.
+    /// first. A node that the job refuses has reached the store, too. It must not end that job.
     pub arrival: OnceLock<u32>,
     /// The cause for which this node has ended its job before it was one of the job's nodes.
     early: Mutex<Option<Cause>>,

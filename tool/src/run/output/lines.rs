@@ -74,7 +74,8 @@ impl Lines {
 }
 
 impl Block {
-    /// Takes what was shown already from the block, and returns whether that was anything.
+    /// Removes the bytes that were shown already from the block, and returns whether there were
+    /// any.
     pub fn without_shown(&mut self) -> bool {
         let shown = std::mem::take(&mut self.shown);
         self.bytes.drain(..shown);

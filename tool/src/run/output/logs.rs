@@ -11,7 +11,7 @@ use super::route::Rotation;
 /// The link to the folder of the newest run.
 const LATEST: &str = "latest";
 
-/// The number of bytes that find room in no file system that is full.
+/// A write of this many bytes fails if the file system is full.
 const BLOCK: usize = 4096;
 
 /// The folder of one run.
@@ -64,7 +64,8 @@ impl Folder {
     /// about the logs, which were open before: the user may have moved the folder, for example.
     pub fn has_room(&self) -> io::Result<()> {
         let path = self.0.join(format!(".room-{}", std::process::id()));
-        let written = fs::write(&path, [0; BLOCK]);
+        // In a folder where others may write, a link of this name may lead anywhere.
+        let written = fresh(&path).and_then(|mut file| file.write_all(&[0; BLOCK]));
         let _ = fs::remove_file(path);
         let is_full = |error: &io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
         written.or_else(|error| if is_full(&error) { Err(error) } else { Ok(()) })

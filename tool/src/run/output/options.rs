@@ -63,7 +63,7 @@ const LEAST_LOG: usize = 4 << 10;
 
 fn log_size(text: &str) -> Result<usize, String> {
     match byte_size(text)? {
-        size if size < LEAST_LOG => Err(format!("{size} B are too few, the least is 4K; write it like 100M")),
+        size if size < LEAST_LOG => Err(format!("{size} B is too small: the smallest size is 4K; write it like 100M")),
         size => Ok(size),
     }
 }

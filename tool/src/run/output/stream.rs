@@ -17,7 +17,7 @@ pub struct Stream {
     pub log: Option<Log>,
     /// The line that the rank has begun and not ended.
     pub lines: Lines,
-    /// When the line that has not ended is shown, where that is due: only of the rank that reads
-    /// the input, because it may be a prompt.
+    /// When to show the line that has not ended. It may be a prompt, so only the rank that reads
+    /// the input has such a time.
     pub prompt: Option<Instant>,
 }

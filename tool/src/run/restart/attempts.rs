@@ -109,7 +109,10 @@ impl Job<'_> {
     fn begin_again(&mut self, rendezvous: &mut Rendezvous) -> bool {
         let Some(cause) = self.cause.take_if(|_| true) else { return false };
         let has_others = self.nodes.is_some() && self.control.is_none() && rendezvous.nodes > 1;
-        if !self.starts_again(&cause) || self.output.loss().is_some() || self.gives_up {
+        // Other nodes meet anew, so this one meets them, too, to tell them why the job ends.
+        let can_tell = has_others && self.restarts.ended_by.is_some();
+        let must_end = self.output.loss().is_some() || self.gives_up;
+        if !self.starts_again(&cause) || (must_end && !can_tell) {
             self.cause = Some(cause);
             return false;
         }

@@ -20,9 +20,11 @@ impl Job<'_> {
             return;
         }
         let is_for_ranks = self.restarts.standing.unit == Some(Unit::Rank);
-        // A process that was started again may end well because a spare has its place, so it does
-        // not show that the job is about to end.
-        let is_first = |ended: &Ended| self.restarts_left(ended) == self.restarts.standing.most;
+        // A restarted process may exit with 0 only because a spare took its place. So its exit says
+        // nothing about the end of the job. This also holds for the ranks of a node that replaced a
+        // lost node.
+        let rejoins = self.assignment.as_ref().map_or(0, |assignment| assignment.rejoins);
+        let is_first = |ended: &Ended| rejoins == 0 && self.restarts_left(ended) == self.restarts.standing.most;
         if is_for_ranks && ended.iter().any(|ended| !ended.failed() && is_first(ended)) {
             self.note_success();
         }
@@ -93,7 +95,7 @@ impl Job<'_> {
         }
     }
 
-    /// Starts the ranks again whose pause is over. While the ranks are stopped (Ctrl-Z), none is
+    /// Starts again each rank whose pause is over. While the ranks are stopped (Ctrl-Z), none is
     /// started.
     pub fn start_due_ranks(&mut self) {
         let now = Instant::now();

@@ -27,8 +27,8 @@ pub struct Restarts {
     pub(super) not_before: Option<Instant>,
     /// Why a rank that has failed is not started again, for the message about it.
     pub(super) why_not: Option<String>,
-    /// Why the user, or the starter, ends a job that is about to be started again. The nodes still
-    /// meet once more, so that the others hear of it.
+    /// Why the user, the starter, `--timeout` or lost output ends a job that is about to be started
+    /// again. The nodes still meet once more, so that the others hear of it.
     pub(super) ended_by: Option<Cause>,
     /// When this node no longer waits to tell the others of `ended_by`.
     pub(super) patience: Option<Instant>,
@@ -42,6 +42,11 @@ impl Restarts {
     /// Whether a rank is to be started again.
     pub fn has_due(&self) -> bool {
         !self.due.is_empty()
+    }
+
+    /// Whether the job ends between two attempts, as soon as the other nodes can hear of it.
+    pub fn is_ended(&self) -> bool {
+        self.ended_by.is_some()
     }
 
     /// Forgets the ranks that are to be started again, because the job ends.

@@ -16,12 +16,13 @@ use framehop::{
 use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 
+use crate::proc;
 use crate::words::cut;
 
 /// A stack is cut after so many frames.
 const MOST_FRAMES: usize = 48;
 
-/// A file with more bytes has no names where it has no lines.
+/// The symbol table of a larger file is not read.
 const LARGEST: u64 = 256 << 20;
 /// The name of a function is cut after so many characters.
 const LONGEST_NAME: usize = 100;
@@ -55,8 +56,9 @@ struct Mapped {
 impl Modules {
     /// The files that a process has mapped. Fails where the process's memory may not be read.
     pub fn of(pid: u32) -> io::Result<Modules> {
-        let memory = File::open(format!("/proc/{pid}/mem"))?;
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let folder = proc::folder(pid);
+        let memory = File::open(format!("{folder}/mem"))?;
+        let maps = fs::read_to_string(format!("{folder}/maps"))?;
         let mut modules =
             Modules { unwinder: UnwinderNative::new(), cache: CacheNative::new(), memory, files: Vec::new() };
         for (name, (range, first)) in ranges(&maps) {
@@ -132,8 +134,8 @@ impl Modules {
         Some(printable(&file.name.file_name()?.to_string_lossy()).into_owned())
     }
 
-    /// What stands at an address: functions with their files and lines where the file has them. A
-    /// function that the compiler has put into another one stands before that one.
+    /// Returns the functions at an address, with their files and lines where the file has them. A
+    /// function that the compiler has inlined into another one stands before that one.
     pub fn names(&mut self, address: u64) -> Vec<String> {
         let base = self.file(address);
         let Some(file) = self.files.iter_mut().find(|file| file.range.contains(&address)) else {
@@ -202,7 +204,7 @@ fn short(path: &str) -> String {
 
 /// The path of a file that a process names, which may have another root folder.
 fn inside(pid: u32, name: &str) -> PathBuf {
-    Path::new(&format!("/proc/{pid}/root")).join(name.trim_start_matches('/'))
+    Path::new(&format!("{}/root", proc::folder(pid))).join(name.trim_start_matches('/'))
 }
 
 /// The files with executable parts: their ranges in the process, and where the beginning of the

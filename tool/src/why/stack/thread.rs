@@ -22,7 +22,7 @@ pub fn stopped<T>(thread: u32, look: impl FnOnce(u64, UnwindRegsNative) -> T) ->
     ptrace::seize(thread, Options::empty())?;
     ptrace::interrupt(thread)?;
     let until = Instant::now() + PATIENCE;
-    // A thread that is still attached when this tool ends is detached by the kernel.
+    // When the thread that runs this ends, the kernel detaches what it has attached.
     loop {
         match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
             WaitStatus::StillAlive if Instant::now() < until => sleep(Duration::from_micros(200)),

@@ -61,6 +61,28 @@ fn processes_that_wait_are_told_of_the_end_of_the_job() {
 }
 
 #[test]
+fn the_rank_that_serves_stays_for_spares_that_come_to_wait_when_the_job_has_ended() {
+    // Ranks 2 and 3 are spares. Rank 3 is lost.
+    let job = Job::new(4, 2);
+    job.die_first(&[3]);
+    std::thread::scope(|threads| {
+        let serves = threads.spawn(|| {
+            let mut rank = job.rank(0);
+            (rank.membership.served, rank.membership.serving) = (true, true);
+            rank.end(&soon()).unwrap();
+            job.store.keys()
+        });
+        job.store.get("test/decision/1", &soon()).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let mut late = job.rank(2);
+        late.membership.served = true;
+        assert_eq!(late.come(&job.arrival(), &soon()).unwrap(), Outcome::Ended);
+        let keys = serves.join().unwrap();
+        assert!(keys.iter().any(|key| key == "test/turn/1/decision/read/by/2"), "{keys:?}");
+    });
+}
+
+#[test]
 fn terms_that_name_no_dimension_of_the_mesh_are_an_error_of_the_store() {
     let job = Job::new(3, 2);
     let options = "0\nends=0 dim=9 replace=0 silent=- min_size=0 max_size=- any_state=0\n0\n\ndm_recover()";
