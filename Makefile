@@ -253,6 +253,9 @@ $(RELEASE)/devicemesh: $(CORE) $(call SOURCES,tool/src) $(shell find tool/templa
 $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh:
 	$(CARGO) build --release
 
+# From GCC 14 on a function without a declaration is an error, so it is one with every compiler.
+C_EXAMPLE = -std=c11 -O2 -Wall -Wextra -Werror=implicit-function-declaration
+
 # The programs of docs/guide.
 GUIDE = $(basename $(notdir $(wildcard examples/guide/*.c examples/guide/*.cpp)))
 guide: $(addprefix $(EXAMPLES)/guide/,$(GUIDE))
@@ -262,7 +265,7 @@ $(EXAMPLES)/guide/%: examples/guide/%.cpp $(wildcard include/*.h*) $(RELEASE)/li
 	$(CXX) -std=c++17 -O2 -Wall -Wextra $< $(LINK) -pthread -o $@
 $(EXAMPLES)/guide/%: examples/guide/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -Wall -Wextra $< $(LINK) -o $@
+	$(CC) $(C_EXAMPLE) $< $(LINK) -o $@
 
 # The example for a GPU. Building it needs nothing of CUDA (examples/device_cuda.h).
 $(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
@@ -275,7 +278,7 @@ $(EXAMPLES)/%: examples/%.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/li
 
 $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 	@mkdir -p $(EXAMPLES)
-	$(CC) -std=c11 -O2 -Wall -Wextra $< $(LINK) -o $@
+	$(CC) $(C_EXAMPLE) $< $(LINK) -o $@
 
 clean:
 	$(CARGO) clean

@@ -69,7 +69,7 @@ def described(version):
             "meshes of ranks with a communicator for each dimension (development)",
             lambda path: path.startswith("usr/include/") or path.endswith((".a", ".pc", ".cmake", ".so"))),
         "devicemesh": (
-            {"Section": "utils", "Depends": libraries},
+            {"Section": "utils", "Multi-Arch": "foreign", "Depends": libraries},
             "starts, checks and explains jobs of libdevicemesh",
             lambda path: path.startswith(("usr/bin/", "usr/share/man/", "usr/share/bash-completion/",
                                           "usr/share/zsh/", "usr/share/fish/"))),
@@ -106,8 +106,10 @@ def package(tree, name, described_as, architecture, version, time, out, third_pa
     for path in sorted(tree.rglob("*")):
         place = str(path.relative_to(tree))
         if belongs(place) and (path.is_symlink() or path.is_file()):
-            (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, folder / place, follow_symlinks=False)
+            # Debian's zsh does not look in /usr/share/zsh/site-functions.
+            packed = folder / place.replace("share/zsh/site-functions", "share/zsh/vendor-completions")
+            packed.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, packed, follow_symlinks=False)
     for page in folder.glob("usr/share/man/*/*"):
         write(page.with_name(f"{page.name}.gz"), gzip.compress(page.read_bytes(), 9, mtime=0))
         page.unlink()

@@ -97,7 +97,7 @@ def lacking(parts, machines):
 
 def committed(allow_changes):
     """The time of the commit in seconds. The sources of a release are those of a commit."""
-    changes = output("git", "status", "--porcelain", cwd=ROOT).decode()
+    changes = output("git", "status", "--porcelain", "--untracked-files=all", cwd=ROOT).decode()
     if changes and not allow_changes:
         sys.exit(f"dist: these files are not committed (--uncommitted leaves them out of the sources):\n{changes}")
     return int(output("git", "log", "-1", "--format=%ct", cwd=ROOT))

@@ -12,6 +12,13 @@ case $action in
   install | uninstall) ;;
   *) echo "install.sh: unknown action $action: it is install or uninstall" >&2 && exit 2 ;;
 esac
+for variable in PREFIX LIBDIR INCLUDEDIR BINDIR DATADIR MANDIR; do
+  eval "value=\$$variable"
+  case $value in
+    /*) ;;
+    *) echo "install.sh: $variable is $value, and must begin with / (a shell does not replace ~ there: write \$HOME)" >&2 && exit 2 ;;
+  esac
+done
 cd "$(dirname "$0")/.."
 
 version=$(sed -n 's/^version = "\([0-9.]*\)"$/\1/p' Cargo.toml | head -n 1)
@@ -92,7 +99,9 @@ tool_file() {
 if [ "$action" = install ]; then
   sh packaging/tool_files.sh "$TOOL" "$scratch/tool"
 fi
-tool_file man/man1/devicemesh.1 "$MANDIR/man1/devicemesh.1"
+for page in '' -check -completions -help -info -man -new -ps -run -show -store -trace -why; do
+  tool_file "man/man1/devicemesh$page.1" "$MANDIR/man1/devicemesh$page.1"
+done
 for file in bash-completion/completions/devicemesh zsh/site-functions/_devicemesh fish/vendor_completions.d/devicemesh.fish; do
   tool_file "share/$file" "$DATADIR/$file"
 done
@@ -100,4 +109,13 @@ done
 # Uninstalling removes the folders that belong to this package alone.
 if [ "$action" = uninstall ]; then
   rmdir "$DESTDIR$LIBDIR/cmake/devicemesh" "$DESTDIR$DATADIR/doc/devicemesh" 2>/dev/null || true
+fi
+
+# The loader finds libraries by a cache, which only root can write.
+if [ -z "$DESTDIR" ]; then
+  PATH=$PATH:/usr/sbin:/sbin
+  if [ "$(id -u)" = 0 ]; then ldconfig 2>/dev/null || true; fi
+  if [ "$action" = install ] && ! ldconfig -p 2>/dev/null | grep -qF " $LIBDIR/libdevicemesh.so.$soversion"; then
+    echo "The loader does not look in $LIBDIR: link programs with -Wl,-rpath,$LIBDIR, or set LD_LIBRARY_PATH, or name the folder in /etc/ld.so.conf.d and run ldconfig."
+  fi
 fi

@@ -64,7 +64,7 @@ def check(root, version):
     """Refuses a tree that is not clean, and a version that cannot follow what is there."""
     if not VERSION.fullmatch(version):
         raise Refused(f"{version!r} is no version such as 1.2.3")
-    if changes := git("status", "--porcelain", cwd=root):
+    if changes := git("status", "--porcelain", "--untracked-files=all", cwd=root):
         raise Refused(f"these files are not committed:\n{changes}")
     released = releases(root)
     if version in released:
@@ -90,6 +90,7 @@ def places(version):
         ("include/devicemesh.h", r"^#define DEVICEMESH_VERSION (\d+)$", str(code)),
         ("bindings/python/devicemesh/_library.py", r'^SONAME = "libdevicemesh\.so\.([\d.]+)"$', so),
         ("bindings/python/devicemesh/_library.py", r"^VERSIONS = range\((\d+, \d+)\)$", f"{first}, {after}"),
+        ("bindings/jax/pyproject.toml", r'"devicemesh==([\d.]+)\.\*"', so),
         ("packaging/conda/recipe.yaml", r'^  version: "([\d.]+)"$', version),
         ("packaging/spack/package.py", r'^    version\("([\d.]+)"', version),
         ("packaging/vcpkg/devicemesh/vcpkg.json", r'"version-semver": "([\d.]+)"', version),
@@ -210,14 +211,18 @@ def release(version, date):
         compare_rust_api(ROOT, version)
         git("add", "--all", cwd=ROOT)
         git("commit", "--quiet", "--message", f"Release {version}", cwd=ROOT)
+        made = git("rev-parse", "HEAD", cwd=ROOT)
         run(sys.executable, "packaging/crates.py", cwd=ROOT)
         # Cargo would not see that a linker or the old C library has changed.
         shutil.rmtree(binaries.CARGO, ignore_errors=True)
         run(sys.executable, "packaging/dist.py", cwd=ROOT)
-        git("tag", "--annotate", f"v{version}", "--message", f"libdevicemesh {version}", cwd=ROOT)
+        # dist.py takes the sources from HEAD, and the binaries from the files here.
+        if git("rev-parse", "HEAD", cwd=ROOT) != made or git("status", "--porcelain", "--untracked-files=all", cwd=ROOT):
+            raise Refused("somebody has changed the tree meanwhile")
+        git("tag", "--annotate", f"v{version}", "--message", f"libdevicemesh {version}", made, cwd=ROOT)
     except BaseException:
-        # The tree was clean before, so this loses nothing of the user's.
-        print(f"to undo this: git reset --hard {before}", file=sys.stderr)
+        # The tree was clean before. What somebody else has changed meanwhile would be lost.
+        print(f"to undo this: git reset --hard {before} && git clean -fd tests/compatibility", file=sys.stderr)
         raise
     print(f"""v{version} is tagged, and its files are in target/dist/{version}. To publish it:
   git push origin HEAD v{version}

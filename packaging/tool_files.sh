@@ -1,6 +1,6 @@
 #!/bin/sh
 # tool_files.sh TOOL FOLDER: writes the files that the tool prints about itself, for installing: its
-# man page in FOLDER/man, and its completions in FOLDER/share, where shells look for them. It leaves
+# man pages in FOLDER/man, and its completions in FOLDER/share, where shells look for them. It leaves
 # out what this tool does not have, and everything where the tool cannot run (because it was built
 # for another machine).
 set -eu
@@ -17,7 +17,8 @@ write() {
   "$tool" "$@" >"$file" 2>/dev/null || rm -f "$file"
 }
 
-write man/man1/devicemesh.1 man
+mkdir -p "$folder/man/man1"
+"$tool" man --dir "$folder/man/man1" >/dev/null 2>&1 || rm -f "$folder/man/man1"/*
 write share/bash-completion/completions/devicemesh completions bash
 write share/zsh/site-functions/_devicemesh completions zsh
 write share/fish/vendor_completions.d/devicemesh.fish completions fish

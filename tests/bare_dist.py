@@ -7,15 +7,18 @@ and to fetch NumPy for the roads pip and sdist.
                  [--mirror URL] [--keep]
 
 Each road gets a fresh copy of a root with the packages that it needs and no others, installs, and
-trains or sums with what it has installed:
+trains on eight processes with what it has installed (musl: checks on four):
 
-  deb           dpkg installs the four packages, and a C program is compiled against them
-  tree          the tarball of the installed tree in /usr/local, and the same program
+  deb           dpkg installs the four packages; a C program and examples/hsdp_tp.cpp are compiled
+                against them
+  tree          the tarball of the installed tree in /usr/local, and the same programs
   pip           the wheel from its file alone, in a virtual environment; a project of
                 `devicemesh new`
   musl          the static tool where no C library can be found
-  sources       the tarball of the sources: `make install` builds it with its own crates
+  sources       the tarball of the sources: `make install` builds it with its own crates, and the
+                same programs
   fetchcontent  the same tarball, which CMake's FetchContent unpacks and builds for tests/consumer
+                and hsdp_tp.cpp
   sdist         the same tarball, which pip builds; a project of `devicemesh new`
   crates        a Rust project of `devicemesh new` that uses by version the crates that crates.py
                 packs from this checkout
@@ -25,8 +28,9 @@ The four last roads need Rust 1.85, which Debian 13 (trixie) has. With `--suite 
 
 With `--machine aarch64` the root is one of 64-bit ARM, whose programs qemu runs (Debian:
 qemu-user-static, registered with the kernel's binfmt_misc). The default is then deb, tree and pip,
-because the compiler takes about an hour for each of the four last roads, although they compile
-without optimisation there. The static tool is for x86-64 only."""
+because each of the four last roads takes 30 to 100 minutes of processor time, although they compile
+without optimisation there. qemu 11.1 compiled a crate in a third of the time of qemu 7.2. The
+static tool is for x86-64 only."""
 
 import argparse
 import json
@@ -53,6 +57,9 @@ VERSION = versions.present()
 # tests/consumer/main.c prints the sum over two ranks.
 SUM = "cc /made/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
 TRAINED = "grep -q 'step 200: loss' said && tail -n 1 said"
+# The training example compares its losses with those of one process.
+HSDP = "--data /made/examples/data/digits.csv --check >said && tail -n 3 said && grep -q '^check: one process gets the same losses' said"
+TRAIN = f"c++ -std=c++17 -O1 /made/examples/hsdp_tp.cpp -ldevicemesh -o hsdp_tp && devicemesh run -n 8 -- ./hsdp_tp {HSDP}"
 
 
 def unpack(archive, folder):
@@ -72,14 +79,14 @@ def deb(dist, work, machine):
     for path in dist.glob(f"*_{ARCHITECTURES[machine]}.deb"):
         shutil.copy(path, work)
     return [
-        "dpkg -i /made/*.deb", f"dpkg -V libdevicemesh{versions.series(VERSION)} libdevicemesh-dev devicemesh", SUM,
+        "dpkg -i /made/*.deb", f"dpkg -V libdevicemesh{versions.series(VERSION)} libdevicemesh-dev devicemesh", SUM, TRAIN,
         "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"
     ]
 
 
 def tree(dist, work, machine):
     unpack(one(dist, f"*-{machine}-linux.tar.gz"), work.parent / "usr/local")
-    return ["ldconfig", SUM]
+    return ["ldconfig", SUM, TRAIN]
 
 
 def with_pip(package, work, machine):
@@ -117,7 +124,7 @@ def musl(dist, work, _):
 
 def sources(dist, work, _):
     unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
-    return ["make --quiet -C /made/source install", "ldconfig", SUM]
+    return ["make --quiet -C /made/source install", "ldconfig", SUM, TRAIN]
 
 
 def fetchcontent(dist, work, _):
@@ -126,12 +133,13 @@ def fetchcontent(dist, work, _):
     shutil.copytree(ROOT / "tests/consumer", work / "consumer")
     tool = "/made/build/_deps/devicemesh-build/cargo/release/devicemesh"
     return [
-        "cmake -S /made/consumer -B /made/build -DHOW=FetchContent"
+        "cmake -S /made/consumer -B /made/build -DHOW=FetchContent -DEXAMPLES=/made/examples"
         f" -DDEVICEMESH_URL=file:///made/{archive.name} -DDEVICEMESH_SHA256={sha256(archive.read_bytes()).hexdigest()}",
         "cmake --build /made/build --parallel 2",
         *(f"{tool} run -n 2 -- /made/build/{name} >said && cat said && test $(grep -c '^sum 1$' said) = 2"
           for name in ("shared_c", "static_c", "shared_cpp", "static_cpp")),
         "/made/build/hostccl | grep '^sum 1$'",
+        f"{tool} run -n 8 -- /made/build/hsdp_tp {HSDP}",
     ]
 
 
@@ -165,7 +173,7 @@ ROADS = {
     "crates": crate_road
 }
 # The roads that need no cargo, with the packages of their root. Roads with one name share a root.
-COMPILER, PYTHON = ("-compiler", ["mount", "gcc", "libc6-dev"]), ("-python", ["mount", "python3", "python3-venv"])
+COMPILER, PYTHON = ("-compiler", ["mount", "gcc", "g++", "libc6-dev"]), ("-python", ["mount", "python3", "python3-venv"])
 LIGHT = {"deb": COMPILER, "tree": COMPILER, "pip": PYTHON, "musl": PYTHON}
 CARGO = [*bare_root.PACKAGES, *bare_root.WISHED]
 PACKAGES = {**LIGHT, "fetchcontent": ("-cmake", [*CARGO, "cmake"])}
@@ -192,6 +200,7 @@ def take(name, options):
     work = root / "made"
     work.mkdir()
     shutil.copy(ROOT / "tests/consumer/main.c", work)
+    shutil.copytree(ROOT / "examples", work / "examples")
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
     if foreign:
         without_optimisation(root / "root/.cargo")

@@ -3,8 +3,9 @@
 //! of their own, and the other ranks are threads. src/rendezvous/agreement/recovery/tests has the
 //! cases of the protocol.
 
+mod ports;
+
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use devicemesh::rendezvous::{
     Arrival, Decision, Epoch, Join, JoinOptions, Made, Outcome, Recovery, Replicas, Request, Terms, World,
 };
 use devicemesh::wait::Wait;
+use ports::free_port;
 
 const SIZE: usize = 3;
 const MESH: &str = "dm_init(names=(dp))";
@@ -277,10 +279,6 @@ fn a_rank_comes_back(method: &str, join: &str) {
     }
 }
 
-fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 fn folder(name: &str) -> String {
     format!("file://{}/{name}-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id())
 }
@@ -288,7 +286,7 @@ fn folder(name: &str) -> String {
 /// The server knows that rank 1 is lost, so its successors need no word that a job runs.
 #[test]
 fn a_rank_comes_back_over_a_server() {
-    a_rank_comes_back(&format!("tcp://127.0.0.1:{}", port()), "auto");
+    a_rank_comes_back(&format!("tcp://127.0.0.1:{}", free_port()), "auto");
 }
 
 #[test]
@@ -325,7 +323,7 @@ fn rank_0_comes_back() {
 /// A rank beyond the world lets the mesh grow. Its world is larger than that of the job.
 #[test]
 fn a_rank_beyond_the_world_comes_in() {
-    let method = format!("tcp://127.0.0.1:{}", port());
+    let method = format!("tcp://127.0.0.1:{}", free_port());
     let mut job = Job::start(&method);
     let comes = Process::of(SIZE, SIZE + 1, "cpu", "comes", &method, "running");
     assert_eq!(comes.says(), "knocks");
@@ -347,7 +345,7 @@ fn a_rank_beyond_the_world_comes_in() {
 /// What a process is told that cannot come in, and what it does not change.
 #[test]
 fn newcomers_are_refused() {
-    let port = port();
+    let port = free_port();
     let method = format!("tcp://127.0.0.1:{port}");
     let mut job = Job::start(&method);
     let refused = |rank: usize, size: usize, device_type: &str, role: &str, join: &str| {
@@ -463,7 +461,7 @@ fn a_newcomer_is_told_that_the_job_has_ended() {
     remove(&method);
 
     // A server knows who is lost. This one runs on because the world of rank 0 was not dropped.
-    let method = format!("tcp://127.0.0.1:{}", port());
+    let method = format!("tcp://127.0.0.1:{}", free_port());
     let job = Job::start(&method);
     job.ranks.iter().for_each(|rank| rank.world.leave());
     assert_eq!(Process::start("comes", &method, "running").says(), ended);

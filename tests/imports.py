@@ -28,7 +28,7 @@ from pathlib import Path
 # The layers of src/, from the bottom up. Files in one entry may import each other, but not in a
 # circle.
 LAYERS = [
-    ["wait", "digest", "printable", "rank_list", "sync", "error"],
+    ["wait", "digest", "printable", "rank_list", "starved", "sync", "error"],
     ["logging", "recorder"],
     ["events", "metrics"],
     ["ccl"],

@@ -58,6 +58,24 @@ fn flattened_names_are_known_to_every_view_that_holds_their_dimensions() {
     assert!(error.message().contains("dptp") && error.message().contains("dpcp"), "{error}");
 }
 
+/// In PyTorch, `_flatten` compares the name with those of the root alone, so a view may have two
+/// dimensions of one name. Here a name means one thing.
+#[test]
+fn a_flattened_dimension_does_not_take_the_name_of_a_dimension_of_its_view() {
+    let view = cube().unflatten("tp", &[2], &["u"]).unwrap();
+    refused(view.flatten(Some("u")), &["u is already a dimension of DeviceMesh((dp=2, cp=2, u=2)"]);
+    refused(view.flatten(Some("tp")), &["tp is already a dimension of DeviceMesh((dp=2, cp=2, tp=2)"]);
+}
+
+/// A view of PyTorch's is never equal to a mesh of its own with the same ranks and names. Here
+/// meshes are compared by value.
+#[test]
+fn a_view_equals_a_mesh_of_the_same_ranks_and_names() {
+    let view = cube().slice(&["dp"]).unwrap();
+    let spec = MeshSpec::new("cpu", &[2], 8, 5).names(&["dp"]);
+    assert!(view.equals(&Mesh::new(&spec.ranks(&[1, 5])).unwrap()));
+}
+
 /// PyTorch's new_group sorts its ranks. So in DeviceMesh("cpu", [5, 3, 1, 7, 0, 2, 4, 6]) rank 5
 /// has coordinate 0 but group rank 5, and a program that sends to "the next coordinate" sends to
 /// the wrong rank. Here coordinate, local rank and rank in the communicator are one number.
@@ -70,6 +88,10 @@ fn groups_of_permuted_meshes_keep_the_order_of_coordinates() {
         assert_eq!((mesh.coordinate().unwrap(), mesh.local_rank(0).unwrap()), (vec![coordinate], coordinate));
         assert_eq!(mesh.split_color_key(0).unwrap().1 as usize, coordinate);
     }
+    let mesh = cube();
+    let (dp, tp) = (mesh.slice(&["dp"]).unwrap(), mesh.slice(&["tp"]).unwrap());
+    let flat = Mesh::concatenate(&[&tp, &dp]).unwrap().flatten(Some("flat")).unwrap();
+    assert_eq!((flat.group_ranks(0).unwrap(), flat.local_rank(0).unwrap()), (vec![0, 4, 1, 5], 3));
 }
 
 /// PyTorch makes DeviceMesh("cpu", [[0, 1], [0, 1]]), whose ranks are in two places at once. It
@@ -111,6 +133,14 @@ fn names_are_not_repeated_whatever_they_come_from() {
     let flat = mesh.slice(&["dp"]).unwrap().unflatten("dp", &[2], &["tp"]).unwrap();
     refused(Mesh::concatenate(&[&flat, &mesh.slice(&["tp"]).unwrap()]), &["tp"]);
     refused(mesh.reshape(&[2, 4], &["a", "a"]), &["a"]);
+    refused(Mesh::new(&MeshSpec::new("cpu", &[2, 4], 8, 0).names(&["a", "a"])), &["a"]);
+}
+
+/// PyTorch's DeviceMesh(...) does not look at the names.
+#[test]
+fn each_dimension_has_one_name_of_at_least_one_character() {
+    refused(Mesh::new(&MeshSpec::new("cpu", &[2, 4], 8, 0).names(&["a", ""])), &["dimension 1", "empty"]);
+    refused(Mesh::new(&MeshSpec::new("cpu", &[8], 8, 0).names(&["a", "b"])), &["2", "1"]);
 }
 
 /// In PyTorch a mesh without mesh_dim_names cannot be sliced, flattened or asked by name. Here its

@@ -31,6 +31,18 @@ fn alone() -> (Arc<CudaContext>, View) {
     (context, View::init(&world, &[1], &["dp"]).unwrap())
 }
 
+/// The timeout of operations that do not end. The mesh is made within it, also where the process
+/// stands still for a second.
+const SHORT: Duration = Duration::from_millis(1500);
+
+/// A mesh of this process alone, with that timeout.
+fn alone_within(timeout: Duration) -> View {
+    let world = join("cuda", 0, 1, Arc::new(MemoryStore::default()));
+    let spec = MeshSpec::new("cuda", &[1], 1, 0).names(&["dp"]);
+    let options = MeshOptions::default().timeout(timeout);
+    View::of_root(RootComms::create(&world, Mesh::new(&spec).unwrap(), &options).unwrap())
+}
+
 fn values(stream: &Arc<CudaStream>, slice: &CudaSlice<f32>) -> Vec<f32> {
     stream.clone_dtoh(slice).unwrap()
 }
@@ -228,10 +240,7 @@ fn device_type_cpu_has_no_streams() {
 fn an_operation_that_is_not_queued_in_time_ends_the_mesh() {
     with_device("an_operation_that_is_not_queued_in_time_ends_the_mesh", &[("RECORDER_LATE", "600000")], |_| {
         let context = CudaContext::new(0).unwrap();
-        let world = join("cuda", 0, 1, Arc::new(MemoryStore::default()));
-        let spec = MeshSpec::new("cuda", &[1], 1, 0).names(&["dp"]);
-        let options = MeshOptions::default().timeout(Duration::from_millis(200));
-        let mesh = View::of_root(RootComms::create(&world, Mesh::new(&spec).unwrap(), &options).unwrap());
+        let mesh = alone_within(SHORT);
         let stream = context.new_stream().unwrap();
         let mut slice = stream.clone_htod(&[1.0f32]).unwrap();
         let on_stream = mesh.on_stream(&stream).unwrap();
@@ -251,6 +260,24 @@ fn nothing_is_queued_when_the_stream_cannot_wait_for_the_buffers() {
         refused(sum, Status::Device, "all_reduce: waiting for the last use of a buffer");
         assert!(Order::of(log).of_kind("runs ncclAllReduce").is_empty());
         mesh.root_comms().finalize().unwrap();
+    });
+}
+
+/// A peer may never come, and then the operation ends only with its communicator.
+#[test]
+fn an_operation_that_cannot_be_recorded_is_waited_for_until_the_timeout() {
+    let variables = [("CUDA_UNRECORDED", "1"), ("CUDA_BUSY", "1")];
+    with_device("an_operation_that_cannot_be_recorded_is_waited_for_until_the_timeout", &variables, |log| {
+        let context = CudaContext::new(0).unwrap();
+        let mesh = alone_within(SHORT);
+        let mut slice = context.default_stream().clone_htod(&[1.0f32]).unwrap();
+        let stream = context.new_stream().unwrap();
+        let on_stream = mesh.on_stream(&stream).unwrap();
+        let sum = on_stream.all_reduce("dp", &mut slice, Operator::Sum);
+        refused(sum, Status::Device, "all_reduce: recording the use of a buffer");
+        // cuStreamSynchronize has no deadline.
+        assert!(Order::of(log).of_kind("host waits for stream 1").is_empty());
+        refused(on_stream.all_reduce("dp", &mut slice, Operator::Sum), Status::Aborted, "was aborted");
     });
 }
 

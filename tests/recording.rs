@@ -1,10 +1,11 @@
 //! What other processes read in the recording of a process that runs, waits or has ended
 //! (docs/recording.md). The ranks are processes of their own.
 
+mod ports;
+
 use std::ffi::c_void;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
@@ -16,11 +17,19 @@ use devicemesh::comm::{DimOptions, MeshOptions, Operator, RootComms, View, World
 use devicemesh::error::Error;
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::rendezvous::JoinOptions;
+use ports::free_port;
 use recording::{ChannelState, EntryState, Operation, RecordedCall, RecordedChannel, Snapshot};
 
 /// The variable that tells a child process what to do: its rank, the size of the world, its role,
 /// and the port at which the ranks meet.
 const CHILD: &str = "RECORDING_CHILD";
+
+/// The timeout of a rank that waits in vain. On a busy machine, a process may stand still for a
+/// second.
+const SHORT: Duration = Duration::from_millis(1500);
+
+/// The timeout of a rank that still waits when [`SHORT`] is over on the other one.
+const LONGER: Duration = Duration::from_secs(5);
 
 /// A rank.
 struct Rank {
@@ -87,7 +96,7 @@ fn recordings(pid: u32) -> Vec<File> {
 }
 
 fn start(size: usize, role: &str) -> Vec<Rank> {
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     (0..size).map(|rank| Rank::start(rank, size, role, port, &[])).collect()
 }
 
@@ -178,7 +187,7 @@ fn say_outcome(outcome: Result<(), Error>) {
 
 /// Rank 0 waits in its second all-reduce, in which rank 1 does not come.
 fn deadline(world: &Arc<World>) {
-    let mesh = mesh_within(world, &[2], &["dp"], Duration::from_millis(500));
+    let mesh = mesh_within(world, &[2], &["dp"], SHORT);
     let mut values = [1.0_f32; 8];
     mesh.all_reduce("dp", &mut values, Operator::Sum).unwrap();
     if world.rank() == 0 {
@@ -191,14 +200,13 @@ fn deadline(world: &Arc<World>) {
 /// Rank 0 waits in an all-reduce while rank 1 waits for it in a barrier of the world, and then the
 /// other way round.
 fn elsewhere(world: &Arc<World>) {
-    let short = Duration::from_millis(500);
-    let mesh = mesh_within(world, &[2], &["dp"], short);
+    let mesh = mesh_within(world, &[2], &["dp"], SHORT);
     if world.rank() == 0 {
         say_outcome(mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
         wait_for_parent();
-        say_outcome(world.barrier(Some(short)));
+        say_outcome(world.barrier(Some(SHORT)));
     } else {
-        let _ = world.barrier(Some(Duration::from_secs(2)));
+        let _ = world.barrier(Some(LONGER));
         say("has left the barrier");
         wait_for_parent();
     }
@@ -207,9 +215,9 @@ fn elsewhere(world: &Arc<World>) {
 /// The two ranks call along dimensions of two meshes with communicators of their own, in different
 /// orders.
 fn crossed(world: &Arc<World>) {
-    let first = mesh_within(world, &[2], &["dp"], Duration::from_millis(500));
+    let first = mesh_within(world, &[2], &["dp"], SHORT);
     let spec = MeshSpec::new("cpu", &[2], world.size(), world.rank()).names(&["tp"]);
-    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(Duration::from_secs(2));
+    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(LONGER);
     let second = View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap());
     let mut values = [1.0_f32; 8];
     match world.rank() {
@@ -222,9 +230,9 @@ fn crossed(world: &Arc<World>) {
 /// Rank 0 waits along a dimension of one mesh, and rank 1 in a call of its own on the communicator
 /// of another mesh.
 fn raw_elsewhere(world: &Arc<World>) {
-    let first = mesh_within(world, &[2], &["dp"], Duration::from_millis(500));
+    let first = mesh_within(world, &[2], &["dp"], SHORT);
     let spec = MeshSpec::new("cpu", &[2], world.size(), world.rank()).names(&["tp"]);
-    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(Duration::from_secs(2));
+    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(LONGER);
     let second = View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap());
     if world.rank() == 0 {
         say_outcome(first.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
@@ -344,7 +352,7 @@ fn a_rank_that_waits_is_read_from_outside() {
         [(0, 0, 2, vec![0, 1]), (0, 1, 2, vec![0, 1])]
     );
     assert_eq!(dp.map(|dp| (dp.calls_begun, dp.calls_ended)), [(4, 3), (3, 3)]);
-    assert_eq!(dp[0].world, Some(worlds[0].place));
+    assert_eq!(dp[0].world, Some(worlds[0].number));
     let last = last_of(&waits, dp[0]);
     assert_eq!((last.state, last.in_channel, last.ended), (EntryState::Running, 4, None));
     assert_eq!(
@@ -391,7 +399,7 @@ fn a_rank_that_waits_is_read_from_outside() {
 fn a_recording_in_a_folder_outlives_the_process() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("recordings-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let start = |rank| Rank::start(rank, 2, "traced", port, &[("DM_TRACE_DIR", &folder)]);
     let mut ranks: Vec<Rank> = (0..2).map(start).collect();
     ranks.iter_mut().for_each(Rank::ends_well);
@@ -442,7 +450,7 @@ fn says_all(rank: &Rank, parts: &[&str]) {
 fn the_error_at_the_deadline_says_where_the_late_rank_is() {
     let mut ranks = start(2, "deadline");
     let place = "; rank 1 is at all-reduce 1 of mesh/dp; this rank is in all-reduce 2 of mesh/dp";
-    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", "rank 1 did not come within 500 ms", place]);
+    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", "rank 1 did not come within 1500 ms", place]);
     ranks.iter_mut().for_each(Rank::ends_well);
 }
 

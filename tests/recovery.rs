@@ -1,7 +1,8 @@
 //! Ranks of a joined world go on after losses by decisions (docs/recovery.md), over a server and
 //! over a folder. src/rendezvous/agreement/recovery/tests.rs has the cases of the protocol.
 
-use std::net::TcpListener;
+mod ports;
+
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use devicemesh::rendezvous::{
     Arrival, Epoch, Incarnation, JoinOptions, Made, Outcome, Recovery, Replicas, Terms, World,
 };
 use devicemesh::wait::Wait;
+use ports::free_port;
 
 const SIZE: usize = 4;
 
@@ -123,8 +125,7 @@ fn a_rank_comes_to_the_turn_while_others_wait(method: &str, list: impl Fn() -> V
 
 #[test]
 fn a_barrier_over_a_server_ends_when_a_rank_comes_to_the_turn() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    a_rank_comes_to_the_turn_while_others_wait(&format!("tcp://127.0.0.1:{port}"), Vec::new);
+    a_rank_comes_to_the_turn_while_others_wait(&format!("tcp://127.0.0.1:{}", free_port()), Vec::new);
 }
 
 #[test]
@@ -147,8 +148,7 @@ fn a_barrier_over_a_folder_ends_when_a_rank_comes_to_the_turn_and_old_keys_go() 
 
 #[test]
 fn over_the_server_of_rank_0() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    ranks_end_one_after_the_other(&format!("tcp://127.0.0.1:{port}"));
+    ranks_end_one_after_the_other(&format!("tcp://127.0.0.1:{}", free_port()));
 }
 
 #[test]

@@ -6,7 +6,8 @@
     tests/run.py -k TEXT      all cases whose name contains TEXT
     tests/run.py --rest       only those marked `long`, which .ci/run has beyond `make test`: they
                               show the behaviour of other cases in another way (more ranks, more
-                              compilers, sanitizers) or need big downloads
+                              compilers, sanitizers), need big downloads, or concern only what a
+                              release or a benchmark consists of
     tests/run.py --release    only those marked `release`, which are run before a release: they take
                               the processors too long for every change
 

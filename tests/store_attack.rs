@@ -7,6 +7,8 @@
 //! the server or this test waited for a processor that another program had. The machine gets
 //! several chances, the server none.
 
+#[path = "../src/starved.rs"]
+mod starved;
 mod wire;
 
 use std::collections::VecDeque;
@@ -21,7 +23,8 @@ use std::time::{Duration, Instant};
 use devicemesh::rendezvous::store::records::Records;
 use devicemesh::rendezvous::store::{Relay, Secret, Server, Store, TcpStore};
 use devicemesh::rendezvous::{JoinOptions, World};
-use wire::{connect, greeted_at, honest, soon, string};
+use starved::waited_in;
+use wire::{LOOK, connect, greeted_at, honest, soon, string};
 
 const LIMIT: Duration = Duration::from_millis(100);
 const CHANCES: usize = 4;
@@ -30,9 +33,6 @@ const CHANCES: usize = 4;
 /// clients.
 const SMALL_TURN: usize = 256 << 10;
 const ROUND: usize = 304 << 10;
-/// The most work between two looks at the sockets: the small turns of 256 clients, a round, and the
-/// lists of waits.
-const LOOK: usize = 3 << 20;
 
 /// Tells how long threads of this process have waited for a processor: those of the server and of
 /// the ranks, and this one. The kernel's schedstat says so, where it exists.
@@ -50,8 +50,7 @@ impl Processors {
     }
 
     fn waited_for(&self) -> Duration {
-        let waited = |path: &PathBuf| fs::read_to_string(path).ok()?.split_whitespace().nth(1)?.parse::<u64>().ok();
-        Duration::from_nanos(self.paths.iter().filter_map(waited).sum())
+        self.paths.iter().map(|path| waited_in(path)).sum()
     }
 }
 

@@ -1,6 +1,9 @@
 //! Checks what every store promises, on all kinds of store.
 
 mod every_store;
+mod ports;
+#[path = "../src/starved.rs"]
+mod starved;
 
 use std::io::Read;
 use std::sync::Arc;
@@ -14,6 +17,8 @@ use devicemesh::rendezvous::store::{
 };
 use devicemesh::wait::{Wait, Watch};
 use every_store::{Table, callbacks, soon, subjects};
+use ports::free_port;
+use starved::timed;
 
 /// Checks that the call waits until its deadline, which is 300 ms away, and not much longer. A busy
 /// machine may need two seconds more.
@@ -341,17 +346,29 @@ fn a_store_with_a_secret_is_for_those_who_have_it() {
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
 
+/// Raises the flag of a call once the call has waited for that time. Returns what the call returns,
+/// and how long after that it returned, without the time for which it waited for a processor.
+fn raised_after<T>(pause: Duration, call: impl FnOnce(&Wait) -> T) -> (T, Duration) {
+    let wait = soon();
+    let cancel = wait.cancel.clone();
+    let raising = std::thread::spawn(move || {
+        std::thread::sleep(pause);
+        let raised = Instant::now();
+        cancel.raise();
+        raised
+    });
+    let (returned, took) = timed(|| call(&wait));
+    let at = Instant::now();
+    (returned, (at - raising.join().unwrap()).saturating_sub(took.starved))
+}
+
 #[test]
 fn a_raised_flag_ends_a_wait() {
     for subject in subjects() {
-        let (store, wait) = (Arc::clone(&subject.store), soon());
-        let cancel = wait.cancel.clone();
-        let waiting = std::thread::spawn(move || store.get("never", &wait).unwrap_err());
-        std::thread::sleep(Duration::from_millis(50));
-        let raised = Instant::now();
-        cancel.raise();
-        assert_eq!(waiting.join().unwrap().status(), Status::Aborted, "{}", subject.store.name());
-        assert!(raised.elapsed() < Duration::from_millis(350), "{}: {:?}", subject.store.name(), raised.elapsed());
+        let store = &subject.store;
+        let (error, took) = raised_after(Duration::from_millis(50), |wait| store.get("never", wait).unwrap_err());
+        assert_eq!(error.status(), Status::Aborted, "{}", store.name());
+        assert!(took < Duration::from_millis(350), "{}: {took:?}", store.name());
     }
 }
 
@@ -399,22 +416,17 @@ fn a_server_that_ends_is_an_error_at_once() {
 
 #[test]
 fn connecting_takes_its_whole_time_and_ends_when_cancelled() {
-    let port = Server::bind("127.0.0.1:0").unwrap().local_addr().port();
-    let (began, timeout) = (Instant::now(), Duration::from_secs(1));
-    let error = TcpStore::connect("127.0.0.1", port, &Wait::after(timeout)).err().unwrap();
+    let port = free_port();
+    let timeout = Duration::from_secs(1);
+    let (error, took) = timed(|| TcpStore::connect("127.0.0.1", port, &Wait::after(timeout)).err().unwrap());
     assert_eq!(error.status(), Status::Store, "{error}");
-    let took = began.elapsed();
-    assert!(took >= timeout && took < timeout.mul_f64(1.1) + Duration::from_millis(250), "{took:?}");
+    assert!(took.whole >= timeout && took.keeps_to(timeout), "{took:?}");
 
-    let wait = soon();
-    let cancel = wait.cancel.clone();
-    let connecting = std::thread::spawn(move || TcpStore::connect("127.0.0.1", port, &wait).err().unwrap());
-    // The pauses between attempts are half a second long by now.
-    std::thread::sleep(Duration::from_millis(1300));
-    let raised = Instant::now();
-    cancel.raise();
-    assert_eq!(connecting.join().unwrap().status(), Status::Aborted);
-    assert!(raised.elapsed() < Duration::from_millis(200), "{:?}", raised.elapsed());
+    // The pauses between attempts are half a second long by then.
+    let connect = |wait: &Wait| TcpStore::connect("127.0.0.1", port, wait).err().unwrap();
+    let (error, took) = raised_after(Duration::from_millis(1300), connect);
+    assert_eq!(error.status(), Status::Aborted);
+    assert!(took < Duration::from_millis(200), "{took:?}");
 }
 
 #[test]

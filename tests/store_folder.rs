@@ -86,7 +86,7 @@ fn a_key_that_is_no_file_is_refused() {
     drop(UnixListener::bind(key("socket")).unwrap());
     fs::File::create(key("huge")).unwrap().set_len((8 << 20) + 1).unwrap();
     for (name, word) in [
-        ("fifo", "is a FIFO"),
+        ("fifo", "is a FIFO, not a regular file"),
         ("link", "is a symbolic link"),
         ("folder", "is a folder"),
         ("socket", "is a socket"),

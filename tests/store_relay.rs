@@ -12,8 +12,8 @@ use devicemesh::error::Status;
 use devicemesh::rendezvous::store::{Relay, Secret, Server, Store, TcpStore};
 use devicemesh::wait::Wait;
 use wire::{
-    GREETING, connect, connect_at, deaf_clients, greeted, greeted_at, honest, late_reader_gets_everything, memory_mib,
-    soon, string, wait_until,
+    GREETING, LOOK, connect, connect_at, deaf_clients, greeted, greeted_at, honest, late_reader_gets_everything,
+    memory_mib, soon, string, wait_until,
 };
 
 /// The word that begins a channel. With a number in its other bits, it says how many bytes were
@@ -346,20 +346,17 @@ fn the_end_of_a_large_trunk_holds_up_nobody() {
     }
     drop(trunk);
     let all = channels * words;
-    let (mut slowest, end) = (Duration::ZERO, Instant::now() + Duration::from_secs(20));
+    let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let began = Instant::now();
         let said = store.try_get("lost", &soon()).unwrap().unwrap_or_default();
-        slowest = slowest.max(began.elapsed());
         if said == all.to_string().as_bytes() {
             break;
         }
         assert!(Instant::now() < end, "{} of {all} words", String::from_utf8_lossy(&said));
     }
     let (_, _, look) = server.most_work();
-    println!("slowest answer {slowest:?}, most work between two looks {look}");
     assert_eq!(server.clients(), 1);
-    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    assert!(look < LOOK, "{look}");
 }
 
 #[test]

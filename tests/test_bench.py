@@ -79,6 +79,7 @@ def test_bandwidth_of_the_memory(programs):
     assert found["threads"] == len(os.sched_getaffinity(0)) and 1e8 < found["bytes_per_second"] < 1e13, found
 
 
+@pytest.mark.long
 def test_hosts_ours_alone(tmp_path):
     """The case hosts, on namespaces that the bench makes (root)."""
     report = tmp_path / "bench.json"

@@ -190,7 +190,7 @@ TWO_BATCHES = 15 + 2 * 50
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("slow", [TWO_BATCHES, 1_000_000], ids=["for a moment", "always"])
+@pytest.mark.parametrize("slow", [pytest.param(TWO_BATCHES, marks=pytest.mark.long), 1_000_000], ids=["for a moment", "always"])
 def test_a_slow_rank_is_found(job, tmp_path, slow):
     """A rank whose copies look slow is measured again, so the test takes some seconds."""
     processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-o", tmp_path / "slow.so", input=SLOW)

@@ -117,6 +117,8 @@ MISUSES = [("dm::Mesh copy = mesh;", "deleted"),
            ("const std::vector<bool> bits(4); mesh.send(nullptr, bits, 0);", "holds bits|no matching"),
            ("std::vector<std::complex<float>> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
            ("std::vector<std::int16_t> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
+           ("static_cast<void>(mesh.shrink(nullptr, std::chrono::microseconds(400)));", "no matching"),
+           ("static_cast<void>(mesh.neighbor(nullptr, 1.5));", "cannot convert|could not convert|no viable"),
            ("float table[2][2]; mesh.all_reduce(nullptr, table);", "specialise dm::DtypeOf"), ]
 # These types have a wrong DtypeOf: 32 bytes that would go as one, 2 bytes that would go as 4, and
 # one that owns memory.
@@ -145,6 +147,10 @@ def compiled(body, before=("-x", "c++", "-"), text=BEFORE):
     "std::vector<float> values; mesh.all_reduce(nullptr, values, dm::Op::max);",
     # Views do not own what they show, so they may be temporaries; and so may what is only read.
     "float values[4]; mesh.all_reduce(nullptr, dm::Span<float>(values, 2)); mesh.send(nullptr, std::vector<float>(4), 0);",
+    # A rank is an integer of any type. A literal 0 after a count is a rank and no stream.
+    "float values[2] = {}; std::size_t two = 2; long one = 1; mesh.recv(nullptr, values, two, 0); mesh.recv(nullptr, values, one, 0);"
+    " mesh.recv(nullptr, values, one); mesh.send(nullptr, values, two); mesh.reduce(nullptr, values, values, two, 0);",
+    "static_cast<void>(mesh.shrink(nullptr, std::chrono::minutes(1)));",
 ])
 def test_right_use(body):
     done = compiled(body)

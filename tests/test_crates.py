@@ -14,7 +14,7 @@ import crates  # noqa: E402
 import versions  # noqa: E402
 
 WORKSPACE = versions.present()
-pytestmark = pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))
+pytestmark = [pytest.mark.long, pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))]
 NAMES = {"devicemesh", "devicemesh-recording", "devicemesh-tool", "hostccl", "hostccl-capi", "hostccl-reduce"}
 
 

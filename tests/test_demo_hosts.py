@@ -10,7 +10,8 @@ from support.paths import ROOT, TOOL
 from support.processes import run
 
 
-@pytest.mark.parametrize("how", [["--loopback"], pytest.param([], marks=pytest.mark.long)], ids=["loopback", "namespaces"])
+@pytest.mark.long
+@pytest.mark.parametrize("how", [["--loopback"], []], ids=["loopback", "namespaces"])
 def test_losses_are_those_of_one_host(programs, how):
     program = programs.cpp("examples/hsdp_tp.cpp", "-O3")
     said = run(sys.executable, ROOT / "examples/demo_hosts.py", "--tool", TOOL, "--program", program, *how, timeout=170).stdout

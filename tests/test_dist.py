@@ -128,7 +128,7 @@ def stand_ins(tmp_path, monkeypatch):
         folder = tmp_path / name
         for file in binaries.BINARIES:
             write(folder / "x86_64" / file, file, 0o777 & ~umask)
-        write(folder / "x86_64/devicemesh", '#!/bin/sh\necho "$*"\n', 0o777 & ~umask)
+        write(folder / "x86_64/devicemesh", '#!/bin/sh\nif [ "$1 $2" = "man --dir" ]; then echo page >"$3/devicemesh.1"; else echo "$*"; fi\n', 0o777 & ~umask)
         monkeypatch.setattr(dist, "WORK", folder)
         monkeypatch.setattr(dist, "THIRD_PARTY", write(folder / licences.NAME, "No warranty.\n\nSome crate\n"))
         (folder / "out").mkdir()
@@ -193,7 +193,7 @@ def test_the_jax_wheel_does_not_follow_from_the_umask_nor_from_a_folder(stand_in
         assert b"/jaxlib/xla/ffi.h" in archive.read(jax_wheel.HANDLERS)
         told = archive.read(f"devicemesh_jax-{VERSION}.dist-info/METADATA").decode()
         assert f"devicemesh_jax-{VERSION}.dist-info/licenses/{licences.NAME}" in archive.namelist()
-    for line in ("Name: devicemesh-jax", "Requires-Dist: devicemesh", "Requires-Python: >=3.11"):
+    for line in ("Name: devicemesh-jax", f"Requires-Dist: devicemesh=={SOVERSION}.*", "Requires-Python: >=3.11"):
         assert f"\n{line}\n" in told, told[:600]
 
 
@@ -262,7 +262,9 @@ def test_every_installed_file_is_in_one_debian_package(stand_ins):
         copyright = run("sh", "-c", f"dpkg-deb --fsys-tarfile '{path}' | tar -xO './usr/share/doc/{name}/copyright'")
         assert "\nComment:\n No warranty.\n .\n Some crate\n\nLicense: " in copyright
     files = [str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_symlink() or path.is_file()]
-    # Debian has the licences in the file copyright, and pages of the manual are compressed.
-    expected = [f"{file}.gz" if "/man/" in file else file for file in files if "/doc/devicemesh/" not in file]
+    # Debian has the licences in the file copyright, compressed pages of the manual, and a folder of
+    # its own for zsh.
+    expected = [f"{file}.gz" if "/man/" in file else file.replace("/site-functions/", "/vendor-completions/") for file in files
+                if "/doc/devicemesh/" not in file]
     assert sorted(packed) == sorted(expected)
     assert f"usr/lib/x86_64-linux-gnu/libdevicemesh.so.{VERSION}" in packed

@@ -40,7 +40,8 @@ def test_the_training_goes_on(elastic, spares, restarts, newcomer):
     the mesh is whole in every step, and the losses are those of an undisturbed job."""
     undisturbed = elastic(0)
     assert undisturbed.end(PATIENCE), undisturbed.said()
-    job = elastic(spares, "--check", "--replace", 30000, restarts=restarts)
+    # The pause after each step makes the training last for over 2 s after the kill.
+    job = elastic(spares, "--check", "--pause", 5, "--replace", 30000, restarts=restarts)
     assert job.wait_for(lambda events: any("is at step 49" in event.words for event in events), PATIENCE), job.said()
     assert job.send(5, signal.SIGKILL), job.said()
     assert job.end(PATIENCE), job.said()

@@ -107,6 +107,34 @@ def test_nothing_outlives_a_killed_tool_that_cannot_write(start):
     wait_until(lambda: not left(tool), "nothing is left", LEFT)
 
 
+@pytest.mark.parametrize("options", [(), ("--hosts", "localhost")], ids=["one host", "hosts"])
+def test_what_the_shell_has_started_before_lives_on(tmp_path, options):
+    """A shell that becomes the tool leaves its children to the tool, for example the tee of
+    `exec > >(tee log)`."""
+    command = [TOOL, "run", "-n", "1", *options, "--", "/bin/sh", "-c", "true"]
+    script = f'(sleep 0.5; echo whole >{tmp_path}/log) & exec "$0" "$@"'
+    run("/bin/sh", "-c", script, *command, timeout=PATIENCE)
+    wait_until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "whole\n", "the child has ended by itself")
+
+
+# A helper has half a second.
+@pytest.mark.alone
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_helper_of_a_rank_writes_its_last_lines(start, code):
+    tool = start(1, f"(sleep 0.1; echo last) & exit {code}", "--prefix")
+    assert ends(tool, code)[0] == "[rank 0] last\n"
+
+
+def test_the_helpers_of_a_rank_end_soon_after_it(start, tmp_path):
+    """Also while the job goes on."""
+    os.mkfifo(tmp_path / "over")
+    tool = start(2, f"test $RANK = 0 && {{ sleep 1000 & echo $!; exit 0; }}; read line < {tmp_path}/over")
+    helper = int(tool.stdout.readline())
+    wait_until(lambda: gone(helper), "the helper has ended")
+    (tmp_path / "over").write_text("over\n")
+    ends(tool, 0)
+
+
 def test_names_that_find_the_tool_do_not_find_its_guard(start):
     tool = start(1, "echo ready; exec sleep 1000")
     with open(f"/proc/{keeper(tool)}/cmdline", "rb") as file:
@@ -332,16 +360,21 @@ def test_the_last_line_says_why():
     assert "devicemesh run: the last output of rank 1:" in lines and "  | ValueError: loss is nan" in lines, done.stderr
 
 
-def test_the_last_line_quotes_a_rank_that_said_why():
-    script = "test $RANK = 1 && exit 2; sleep 0.3; echo 'error: no file' >&2; exit 3"
+def test_the_last_line_quotes_a_rank_that_said_why(tmp_path):
+    """Rank 0 fails when the tool has noticed the end of rank 1, because the process is there until
+    then."""
+    pid = tmp_path / "pid"
+    script = f"if [ $RANK = 1 ]; then echo $$ > {pid}; exit 2; fi; until test -s {pid}; do sleep 0.01; done; " \
+             f"while kill -0 $(cat {pid}) 2>/dev/null; do sleep 0.01; done; echo 'error: no file' >&2; exit 3"
     done = run(TOOL, "run", "-n", 2, "--", "/bin/sh", "-c", script, code=2, timeout=PATIENCE)
     assert done.stderr.splitlines()[-1] == "devicemesh run: rank 1 failed first: exit code 2; rank 0 said: error: no file", done.stderr
 
 
-@pytest.mark.parametrize("options, code", [((), 143), (("--timeout", "1.5"), 124)], ids=["signal", "timeout"])
-def test_a_reader_that_has_stopped_ends_nothing_silently(start, options, code):
+@pytest.mark.parametrize("script, options, code", [("", (), 143), ("", ("--timeout", "4"), 124), ("exit 3", ("--timeout", "4"), 3)],
+                         ids=["signal", "timeout", "timeout of a job that has failed"])
+def test_a_reader_that_has_stopped_ends_nothing_silently(start, script, options, code):
     """The ranks have written all and ended, and nobody reads."""
-    tool = start(2, "seq 40000", "--prefix", *options)
+    tool = start(2, f"seq 40000; {script}", "--prefix", *options)
     wait_until(lambda: set(left(tool).values()) == {"devicemesh", "dm-ranks"} and is_full(tool), "the ranks have ended")
     if not options:
         tool.terminate()
@@ -441,7 +474,9 @@ def test_a_limit_on_open_files_that_stops_the_start_is_named():
 def test_a_limit_on_processes_that_stops_the_start_is_named(limit):
     """The guard's thread needs a third process of the user, and the output's threads need a fifth
     one."""
-    other = "setpriv --reuid 54321 --regid 54321 --clear-groups"
+    # Another case may run at the same time, so each one has a user of its own.
+    user = 54320 + limit
+    other = f"setpriv --reuid {user} --regid {user} --clear-groups"
     if run("/bin/sh", "-c", f"{other} test -x {TOOL}", code=None).returncode:
         pytest.skip("the limit binds only other users than root, and none can be one here and reach the tool")
     start = f"ulimit -u {limit}; cd /; exec {TOOL} run -n 1 --prefix -- true"

@@ -2,7 +2,6 @@
 are lost, and which of several causes is told. A script takes the place of ssh
 (tests/support/rsh.py)."""
 
-import contextlib
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ import pytest
 
 from support.processes import children, gone, run, state_and_parent, wait_until
 from support.rsh import keeper_of, rsh, start
+from support.terminals import unread
 from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends, is_full
 
 
@@ -45,8 +45,7 @@ def test_ctrl_z_is_answered_on_a_line_of_its_own_before_the_tool_stops(start):
     assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
     process.send_signal(signal.SIGTSTP)
     wait_until(lambda: state_and_parent(process.pid)[0] == "T", "the tool is stopped")
-    os.set_blocking(process.terminal, False)
-    assert os.read(process.terminal, 4096) == b"\r\ndevicemesh run: stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues\r\n"
+    assert unread(process.terminal) == b"\r\ndevicemesh run: stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues\r\n"
     process.terminate()
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENCE) == 143
@@ -143,8 +142,9 @@ def test_no_rank_outlives_three_interrupts(start):
     assert "passed on to all ranks" in process.stderr.readline()
     for keeper in pids[1::2]:
         os.kill(keeper, signal.SIGSTOP)
-    for _ in range(2):
-        time.sleep(0.6)
+    # Nothing tells when the starter has handled the second signal, so the third one follows later.
+    for pause in (0.6, 2):
+        time.sleep(pause)
         process.send_signal(signal.SIGINT)
     assert process.stderr.readline() == "devicemesh run: closed the connections to al, be; what still runs there is killed within 5 s, on a host that is out " \
                                         "of reach within 65 s; a devicemesh run that is stopped (kill -STOP) stays with its ranks, so look there\n"
@@ -165,12 +165,12 @@ def test_nodes_that_do_not_obey_are_named_and_given_up(start):
         os.kill(keeper, signal.SIGSTOP)
     began = time.monotonic()
     process.terminate()
-    waiting = r"devicemesh run: waiting for the end of node 1 \(be\), \d+ s after the signal; in (\d+) s the connection is closed; a second signal kills the ranks at once\n"
+    waiting = r"devicemesh run: waiting for the end of node 1 \(be\), (\d+) s after the signal; in (\d+) s the connection is closed; a second signal kills the ranks at once\n"
     line = process.stderr.readline()
     found = re.fullmatch(waiting, line)
     assert found, line
-    left = int(found[1])
-    assert 23 <= left + time.monotonic() - began <= 26, line
+    # Both numbers are rounded down.
+    assert int(found[1]) + int(found[2]) in (24, 25), line
     _, err = ends(process, 143)
     assert time.monotonic() - began >= 25, err
     assert err.splitlines()[-2:] == ["devicemesh run: al, be did not end in time, so the connection is closed; look there for ranks that still run, and for a devicemesh run that is stopped",
@@ -201,8 +201,7 @@ def test_the_cause_stands_once_where_only_standard_error_is_a_terminal(start):
     none."""
     process = start("al,be", "test $RANK = 1 && exit 3; sleep 0.2", terminal=True, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_", "NO_COLOR"), TERM="xterm")
     assert process.wait(PATIENCE) == 3
-    os.set_blocking(process.terminal, False)
-    said = os.read(process.terminal, 1 << 16)
+    said = unread(process.terminal)
     assert said.count(b"exited with code 3") == 1, said
 
 
@@ -229,11 +228,7 @@ def test_a_second_ctrl_c_that_comes_too_early_is_answered_and_the_next_one_kills
         time.sleep(0.6)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
-        # One read may give less than is there.
-        os.set_blocking(process.terminal, False)
-        with contextlib.suppress(OSError):
-            while chunk := os.read(process.terminal, 1 << 16):
-                said += chunk
+        said += unread(process.terminal)
         break
     assert said.count(b"Ctrl-C again within 0.5 s of the first does not count; press it once more to kill the ranks at once\r\n") == 1, said
     assert said.count(b" was killed by signal 9 (SIGKILL)") == 2 and b"closed the connections" not in said, said
@@ -301,8 +296,8 @@ def test_a_lost_connection_ends_the_other_hosts_as_a_failure_does(start, tmp_pat
     that knows of the loss: the host learns of it when the starter closes the connection."""
     process = start("al,relay", "trap '' TERM; echo $RANK $$; exec sleep 1000", "--failure-grace", "0.2", grace=100)
     pids = [int(line.split()[1]) for line in sorted(process.stdout.readline() for _ in range(2))]
-    os.kill(int((tmp_path / "relay").read_text()), signal.SIGKILL)
     began = time.monotonic()
+    os.kill(int((tmp_path / "relay").read_text()), signal.SIGKILL)
     _, err = ends(process, 1)
     assert 5.2 <= time.monotonic() - began < 30, err
     assert err.startswith("devicemesh run: node 1 (relay) has gone: "), err
@@ -334,7 +329,8 @@ def test_the_first_lost_host_is_the_cause(start, tmp_path):
     """When a network fails, several hosts are lost. Here the connection to the first lost host
     ends later than its node."""
     os.mkfifo(tmp_path / "heard")
-    process = start("al,deaf,be", f"echo $GROUP_RANK $PPID; {SLEEP}", "--failure-grace", 0.5)
+    # The second host must be lost before its ranks get SIGTERM.
+    process = start("al,deaf,be", f"echo $GROUP_RANK $PPID; {SLEEP}", "--failure-grace", 3)
     keepers = dict(process.stdout.readline().split() for _ in range(3))
     os.kill(state_and_parent(int(keepers["1"]))[1], signal.SIGKILL)
     first = first_message(process)
@@ -370,7 +366,7 @@ def test_a_reader_that_has_gone_ends_the_job(start):
     assert err.count("devicemesh run: the reader of the output has ended, so the job ends; all ranks get SIGTERM now, and SIGKILL in 1 s\n") == 1, err
 
 
-@pytest.mark.parametrize("options, code", [((), 143), (("--timeout", "1"), 124)], ids=["signal", "timeout"])
+@pytest.mark.parametrize("options, code", [((), 143), (("--timeout", "4"), 124)], ids=["signal", "timeout"])
 def test_a_reader_that_has_stopped_does_not_stop_the_starter(start, options, code):
     """As `less` does. The starter still passes signals on. It also goes on with its signs of life,
     without which the nodes would end their ranks after a minute."""

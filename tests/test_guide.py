@@ -39,13 +39,19 @@ def runnable(programs):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_page_and_program(runnable, page):
+def test_page_quotes_its_program(page):
     text, source = page.read_text(), source_of(page)
     program = source.read_text()
     blocks = re.findall(rf"^```{LANGUAGES[source.suffix]}\n(.*?)^```", text, re.M | re.S)
     assert blocks, f"{page.name} quotes nothing of {source.name}"
     for block in blocks:
         assert block in program, f"{page.name} quotes what is not in {source.name}:\n{block}"
+
+
+@pytest.mark.parametrize("page", [page if page.stem == "hsdp" else pytest.param(page, marks=pytest.mark.long) for page in PAGES],
+                         ids=lambda page: page.stem)
+def test_output_of_the_program(runnable, page):
+    text, source = page.read_text(), source_of(page)
     shown = re.findall(r"^```console\n\$ ([^\n]+)\n(.*?)^```", text, re.M | re.S)
     assert shown, f"{page.name} shows no output"
     variables = environment(PYTHONPATH=ROOT / "bindings/python", DM_LIBRARY=LIBRARY / "libdevicemesh.so")

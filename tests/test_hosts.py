@@ -232,10 +232,12 @@ def test_looking_around(lab):
         rank.well()
     ranks[1].timeout = 1.1  # of the next call
     ranks[1].start("soon")
-    # On a busy machine there are 350 ms left before the deadline.
+    began = time.monotonic()
     time.sleep(0.75)
     lab.cut("alpha")
-    ranks[1].fails("TIMEOUT STORE PEER_LOST", f"tcp://10.77.0.1:{PORT}")
+    # On a busy machine the cut may come when the look, or even the deadline, is over.
+    late = time.monotonic() - began > 0.95
+    ranks[1].fails("TIMEOUT STORE PEER_LOST", f"tcp://10.77.0.1:{PORT}" + "|rank 0 never called" * late)
 
 
 @pytest.mark.lengthy

@@ -64,6 +64,7 @@ def grow(folder, files):
         path.write_text(text)
 
 
+@pytest.mark.long
 def test_this_tree():
     assert imports.problems(ROOT) == []
 

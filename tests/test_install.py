@@ -84,6 +84,7 @@ def test_component_of_the_runtime(built, tmp_path):
     check(files == [f"lib/libdevicemesh.so.{SOVERSION}", f"lib/libdevicemesh.so.{VERSION}"], f"the component devicemesh_runtime is {files}")
 
 
+@pytest.mark.long
 def test_other_folders(asks, tmp_path):
     """Libraries and headers in folders of other depths, as Debian has them: both ways write the
     same files, and these find the folders after a move."""
@@ -116,6 +117,7 @@ def test_find_package(moved, tmp_path):
     build_consumer(tmp_path, f"-DCMAKE_PREFIX_PATH={moved}", linked_to=moved / "lib")
 
 
+@pytest.mark.long
 def test_find_package_where_vcpkg_has_it(moved, tmp_path):
     """In vcpkg the CMake package lies in share/devicemesh. The port for vcpkg adapts the paths in
     devicemeshPlaces.cmake to this folder."""
@@ -327,11 +329,11 @@ def test_tool_files(tmp_path):
     that prints none, or cannot run, is no failure."""
     folder = tmp_path
     tool = folder / "devicemesh"
-    tool.write_text('#!/bin/sh\ncase "$*" in man|completions\\ bash|completions\\ fish) echo "$*" ;; *) echo half; exit 2 ;; esac\n')
+    tool.write_text('#!/bin/sh\ncase "$*" in man\\ --dir*) echo page >"$3/devicemesh.1"; echo of run >"$3/devicemesh-run.1" ;; completions\\ bash|completions\\ fish) echo "$*" ;; *) echo half; exit 2 ;; esac\n')
     tool.chmod(0o755)
     run("sh", "packaging/tool_files.sh", tool, folder / "out")
     said = {file: content[1].decode() for file, content in tree(folder / "out").items()}
-    check(said == {"man/man1/devicemesh.1": "man\n", "share/bash-completion/completions/devicemesh": "completions bash\n",
+    check(said == {"man/man1/devicemesh.1": "page\n", "man/man1/devicemesh-run.1": "of run\n", "share/bash-completion/completions/devicemesh": "completions bash\n",
                    "share/fish/vendor_completions.d/devicemesh.fish": "completions fish\n"}, f"{said}")
     run("sh", "packaging/tool_files.sh", folder / "no-tool", folder / "none")
     check(not tree(folder / "none"), "files of a tool that cannot run")
@@ -355,6 +357,7 @@ def test_an_action_that_is_not_known():
     check("unknown action remove: it is install or uninstall" in output, output)
 
 
+@pytest.mark.long
 def test_make_builds_anew_for_each_source_and_for_no_test(tmp_path):
     """make goes by times, and cargo by what it compiles. A file that only make has on its list
     would make `sudo make install` call cargo after each `make build`."""

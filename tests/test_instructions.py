@@ -6,6 +6,7 @@ import pytest
 import instructions
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # valgrind is slow
 def test_no_call_costs_more(tmp_path):
     assert not instructions.compare(tmp_path)

@@ -100,10 +100,13 @@ def test_a_process_with_another_mesh_is_refused(heal):
     job.wait_for(expected)
 
 
-def test_a_second_process_of_a_rank_that_lives_is_refused(heal):
-    """Rank 5 starts another process of rank 3. The job recovers for it, and nobody is replaced."""
-    script = 'if [ $RANK = 5 ]; then (sleep 0.5; RANK=3 DM_JOIN=running exec "$@") & fi; exec "$@"'
+def test_a_second_process_of_a_rank_that_lives_is_refused(heal, tmp_path):
+    """Rank 5 starts another process of rank 3 when the job runs. The job recovers for it, and
+    nobody is replaced."""
+    script = f'if [ $RANK = 5 ]; then (until test -e {tmp_path}/runs; do sleep 0.02; done; RANK=3 DM_JOIN=running exec "$@") & fi; exec "$@"'
     job = heal(6, before=["sh", "-c", script, "sh"], steps=2500)
+    job.wait_for("is at step 20")
+    (tmp_path / "runs").touch()
     job.wait_for("rank 3: dm_init: .*rank 3 lives, and has taken part in epoch 1 after this process came")
     last, said = job.end([])
     done = re.findall(r"^rank \d is done with 3 replicas$", said, re.M)

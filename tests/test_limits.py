@@ -12,8 +12,10 @@ import pytest
 from support.paths import LIBRARY
 from support.processes import environment, kill_all
 
-# Users that run nothing else, so that a limit on their processes counts only the ranks.
-USERS = 64321, 64322
+# Users that run nothing else, so that a limit on their processes counts only the ranks. Each worker
+# of pytest-xdist has users of its own.
+FIRST_USER = 64321 + 2 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+USERS = FIRST_USER, FIRST_USER + 1
 # Parts of messages that earlier versions gave for these causes, and that are wrong for them.
 WRONG = "another host", "use device type cuda", "used up", "a bug in"
 PLAIN = ([], "none none 0", None)

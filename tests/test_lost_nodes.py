@@ -2,6 +2,7 @@
 lost, and the ranks of examples/recover.c go on and come back. test_restarts.py has what the tool
 itself does there, with shell scripts as ranks, and test_run_store.py the same for `--store`."""
 
+import contextlib
 import os
 import re
 import signal
@@ -127,8 +128,11 @@ RELAYS = {"DM_STORE_RELAY_FROM": 2}
 
 def connections_to_the_store(pid):
     """How many sockets of a process are connected to the port of the store on some host."""
-    links = (os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
-    own = {link for link in links if link.startswith("socket:")}
+    own = set()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        # The process may have closed it by now.
+        with contextlib.suppress(FileNotFoundError):
+            own.add(os.readlink(f"/proc/{pid}/fd/{number}"))
     rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
     return sum(int(row[2].rsplit(":")[-1], 16) == PORT and f"socket:[{row[9]}]" in own for row in rows)
 

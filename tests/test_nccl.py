@@ -157,8 +157,9 @@ CODES = [1, 2, 3, 4, 5, 6, 8, 77]
 
 
 @pytest.mark.timeout(400)  # some forty jobs, one for each call
-@pytest.mark.parametrize("rank", [0, 5, -1])
-@pytest.mark.parametrize("lacks", [(), ("SPLIT",)], ids=["all", "without split"])
+@pytest.mark.parametrize("rank, lacks", [
+    pytest.param(rank, lacks, id=f"{name}-{rank}", marks=[pytest.mark.long] * ((name, rank) not in {("all", 0), ("without split", 5)}))
+    for name, lacks in (("all", ()), ("without split", ("SPLIT",))) for rank in (0, 5, -1)])
 def test_every_call_that_can_fail(run, lacks, rank):
     """Each call of a rank (-1: of all ranks) fails once, with one code after the other. All
     ranks get an error from that same call, and nothing is left."""

@@ -121,6 +121,7 @@ def test_message_of_a_disagreement(workplace):
     assert len(said) == 8 and all(message in line for line in said), f"README quotes\n{message}\nwhat was said is\n" + "\n".join(said)
 
 
+@pytest.mark.long
 def test_python_lines(workplace):
     """The package as README installs it, in an environment of its own, and README's lines with
     it."""

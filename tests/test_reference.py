@@ -10,6 +10,7 @@ from support.paths import ROOT
 from support.processes import run
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # fetches doxygen once
 def test_everything_is_documented(tmp_path):
     done = run(sys.executable, "docs/reference/build.py", tmp_path, code=None, timeout=900, merged=True)

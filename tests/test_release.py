@@ -22,7 +22,6 @@ AUTHOR = ["-c", "user.name=a", "-c", "user.email=a@b"]
 def git(folder, *arguments):
     return run("git", *AUTHOR, *arguments, cwd=folder).stdout
 
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A repository with one commit, which has the files of this tree as they are now."""
@@ -191,6 +190,7 @@ def test_the_tools_of_the_site_are_fetched_before_the_commit(monkeypatch):
     assert commands == [("docs/site/build.py", "--tools")]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))
 def test_a_dry_run_works_and_changes_nothing(copy):
     before = git(copy, "rev-parse", "HEAD"), git(copy, "status", "--porcelain"), git(copy, "tag")

@@ -54,6 +54,12 @@ def nodes(start, free_port):
     return begin
 
 
+def failing_after(file):
+    """The script of a rank that fails as soon as there is this file. The other ranks get SIGTERM
+    soon after that, so what they do before must be done by then."""
+    return f"{{ until test -e {file}; do sleep 0.01; done; exit 3; }}"
+
+
 def last(err):
     return err.splitlines()[-1]
 
@@ -61,9 +67,18 @@ def last(err):
 # All ranks again.
 
 
-def test_the_job_starts_again_in_a_new_store():
-    program = f"{ADD}\nimport sys, time\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1': sys.exit(3)\n" \
-              "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': time.sleep(1000)\n"
+def test_the_job_starts_again_in_a_new_store(tmp_path):
+    """Rank 1 fails when rank 0 has printed its line."""
+    program = f"""{ADD}
+import sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "0":
+        open("{tmp_path}/printed", "w").close()
+        time.sleep(1000)
+    while not os.path.exists("{tmp_path}/printed"):
+        time.sleep(0.01)
+    sys.exit(3)
+"""
     done = run(TOOL, "run", "-n", 2, "--restart", "job", "--max-restarts", 2, *QUICK, "--", sys.executable, "-c", program,
                env=environment(without=["DM_"]), timeout=PATIENCE)
     lines = sorted(line.rsplit(" ", 1) for line in done.stdout.splitlines())
@@ -109,9 +124,9 @@ def test_ctrl_c_in_the_pause_ends_the_job(start, unit):
     assert last(err) == f"devicemesh run: got signal 2 (SIGINT); {whose}, the first because rank 0 exited with code 3", err
 
 
-def test_ctrl_c_while_the_ranks_end_for_a_restart_ends_the_job(start):
-    tool = start("-n", 2, "--max-restarts", 3, "--failure-grace", "0", script="test $RANK = 1 && exit 3; trap 'echo asked' TERM; "
-                 "trap 'echo got it; exit 0' INT; echo ready; while :; do sleep 0.05; done")
+def test_ctrl_c_while_the_ranks_end_for_a_restart_ends_the_job(start, tmp_path):
+    tool = start("-n", 2, "--max-restarts", 3, "--failure-grace", "0", script=f"test $RANK = 1 && {failing_after(tmp_path / 'ready')}; trap 'echo asked' TERM; "
+                 f"trap 'echo got it; exit 0' INT; echo ready; : > {tmp_path}/ready; while :; do sleep 0.05; done")
     assert line(tool) == "ready"
     assert line(tool) == "asked"
     tool.send_signal(signal.SIGINT)
@@ -120,8 +135,9 @@ def test_ctrl_c_while_the_ranks_end_for_a_restart_ends_the_job(start):
 
 
 def test_the_timeout_is_for_all_attempts_together():
-    done = run(TOOL, "run", "-n", 1, "--max-restarts", 100, "--timeout", "1.5s", "--", "/bin/sh", "-c", "exit 3", code=124, timeout=PATIENCE)
-    assert last(done.stderr) == "devicemesh run: not done after 1.5 s (--timeout); the job had 2 restarts, the first because rank 0 exited with code 3"
+    # The second restart follows after 1 s, and the third one would follow 2 s after that.
+    done = run(TOOL, "run", "-n", 1, "--max-restarts", 100, "--timeout", "2.5s", "--", "/bin/sh", "-c", "exit 3", code=124, timeout=PATIENCE)
+    assert last(done.stderr) == "devicemesh run: not done after 2.5 s (--timeout); the job had 2 restarts, the first because rank 0 exited with code 3"
 
 
 def test_no_restart_without_the_option():
@@ -182,9 +198,11 @@ def test_a_rank_that_fails_again_and_again_ends_the_job():
     assert last(done.stderr) == "devicemesh run: rank 1 failed first: exit code 5: error: bad 2; ranks had 2 restarts, the first because rank 1 exited with code 3"
 
 
-def test_each_rank_has_its_own_restarts():
+def test_each_rank_has_its_own_restarts(tmp_path):
+    """No rank ends well before all of them have been started again."""
+    again = " && ".join(f"test -e {tmp_path}/{rank}" for rank in range(3))
     done = run(TOOL, "run", "-n", 3, "--restart", "rank", "--max-restarts", 1, "--", "/bin/sh", "-c",
-               f'echo $RANK {COUNT}; test {COUNT} = 1 && exec sleep 1; exit 3', timeout=PATIENCE)
+               f'echo $RANK {COUNT}; test {COUNT} = 0 && exit 3; : > {tmp_path}/$RANK; until {again}; do sleep 0.01; done', timeout=PATIENCE)
     assert sorted(done.stdout.splitlines()) == [f"{rank} {count}" for rank in range(3) for count in range(2)], done.stdout
     assert ", and ranks had 3 restarts, the first because rank " in last(done.stderr), done.stderr
 
@@ -210,9 +228,13 @@ def test_ctrl_z_also_stops_a_restart(start):
 
 
 def test_processes_of_earlier_starts_have_logs_of_their_own(tmp_path):
+    """Rank 1 fails when rank 0 has written. The first process of rank 0 waits for the second one of
+    rank 1, or for SIGTERM."""
     for unit in ("job", "rank"):
+        wrote = f"{tmp_path}/{unit}-wrote-"
         run(TOOL, "run", "-n", 2, "--restart", unit, "--max-restarts", 1, *QUICK, "--log-dir", tmp_path / unit, "--", "/bin/sh", "-c",
-            f'echo out {COUNT}; echo err {COUNT} >&2; test {COUNT} = 1 && exec sleep 0.5; test $RANK = 1 && exit 3; exec sleep 1', timeout=PATIENCE)
+            f'echo out {COUNT}; echo err {COUNT} >&2; : > {wrote}$RANK-{COUNT}; test {COUNT} = 1 && exit 0; '
+            f'test $RANK = 1 && {failing_after(wrote + "0-0")}; until test -e {wrote}1-1; do sleep 0.01; done', timeout=PATIENCE)
         again = [0, 1] if unit == "job" else [1]
         wanted = {f"rank-{rank}.{kind}": f"{kind} 0\n" for rank in (0, 1) for kind in ("out", "err")}
         wanted |= {f"rank-{rank}.restart-1.{kind}": f"{kind} 1\n" for rank in again for kind in ("out", "err")}
@@ -264,13 +286,14 @@ def test_ps_shows_restarts_and_spares(start):
 
 
 def test_all_nodes_start_again_under_their_numbers(nodes, tmp_path):
-    options = f"-n 1 --max-restarts 1 --log-dir {tmp_path} --tee"
-    both = nodes(options, options, script=f"echo $RANK $GROUP_RANK {COUNT}; test {COUNT} = 1 && exit 0; test $RANK = 1 && exit 3; {SLEEP}")
+    options = f"-n 1 --max-restarts 1 --log-dir {tmp_path}/logs --tee"
+    both = nodes(options, options, script=f"echo $RANK $GROUP_RANK {COUNT}; test {COUNT} = 1 && exit 0; "
+                 f"test $RANK = 1 && {failing_after(tmp_path / 'printed')}; : > {tmp_path}/printed; {SLEEP}")
     ended = [ends(node, 0) for node in both]
     assert sorted(sorted(out.splitlines()) for out, _ in ended) == [[f"{rank} {rank} 0", f"{rank} {rank} 1"] for rank in (0, 1)], ended
     for _, err in ended:
         assert last(err) == f"devicemesh run: all ranks ended well, and the job had 1 restart, because rank 1 on {HERE} exited with code 3", err
-    assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1, "one folder for all nodes and attempts"
+    assert len([path for path in (tmp_path / "logs").iterdir() if not path.is_symlink()]) == 1, "one folder for all nodes and attempts"
 
 
 def test_the_nodes_end_for_one_cause_when_the_restarts_are_used_up(nodes):
@@ -294,20 +317,38 @@ def test_a_lost_node_may_come_back(nodes, lost):
     assert ends(both[1 - lost], 0)[0] == f"{1 - lost} 1\n"
 
 
-def test_ctrl_c_at_one_node_between_two_attempts_ends_all(nodes, tmp_path):
-    """Rank 1 fails. Node 0 waits for its rank, which takes its time, while node 1 gets the
-    signal."""
+@pytest.mark.parametrize("options, sent, said, code",
+                         [(("", ""), signal.SIGINT, "got signal 2 (SIGINT)", 130),
+                          (("--grace-period 0.5", "--timeout 2"), None, "not done after 2 s (--timeout)", 124)],
+                         ids=["ctrl-c", "timeout"])
+def test_an_end_at_one_node_between_two_attempts_ends_all(nodes, tmp_path, options, sent, said, code):
+    """Rank 1 fails. Node 0 waits for its rank, which takes its time. Meanwhile node 1, which waits
+    for node 0 to meet it again, gets the signal, or its --timeout passes."""
     os.mkfifo(tmp_path / "go")
-    script = f"test $RANK = 1 && exit 3; trap 'echo asked; read line < {tmp_path}/go; exit 0' TERM; while :; do sleep 0.05; done"
-    first, second = nodes("--node-rank 0 -n 1 --max-restarts 3", "--node-rank 1 -n 1 --max-restarts 3", script=script)
+    script = f"test $RANK = 1 && {failing_after(tmp_path / 'trapped')}; trap 'echo asked; read line < {tmp_path}/go; exit 0' TERM; " \
+             f": > {tmp_path}/trapped; while :; do sleep 0.05; done"
+    first, second = nodes(*(f"--node-rank {node} -n 1 --max-restarts 3 {more}" for node, more in enumerate(options)), script=script)
     assert line(first) == "asked"
-    second.send_signal(signal.SIGINT)
-    says(second, "got signal 2 (SIGINT)")
+    if sent is not None:
+        second.send_signal(sent)
+    says(second, said)
     (tmp_path / "go").write_text("go\n")
     for node in (first, second):
-        _, err = ends(node, 130)
-        assert f"node 1 ({HERE}): got signal 2 (SIGINT)" in err or node is second, err
+        _, err = ends(node, code)
+        assert f"node 1 ({HERE}): {said}" in err or node is second, err
         assert "restart 2" not in err, err
+
+
+def test_output_that_a_node_loses_between_two_attempts_ends_all(nodes, spawn, tmp_path):
+    """Rank 0 fails. Rank 1 writes its last line to a full device, and node 1 must not leave node 0
+    alone in the next meeting."""
+    script = f"test $RANK = 0 && {failing_after(tmp_path / 'trapped')}; trap 'echo bye; exit 0' TERM; : > {tmp_path}/trapped; while :; do sleep 0.05; done"
+    options = ["--nnodes", 2, *QUICK, "--rdzv-endpoint", f"127.0.0.1:{nodes.port}", "-n", 1, "--max-restarts", 3]
+    second = spawn("/bin/sh", "-c", 'exec "$0" "$@" >/dev/full', TOOL, "run", "--node-rank", 1, "--prefix", *options, "--", "/bin/sh", "-c", script)
+    (first, ) = nodes("--node-rank 0 -n 1 --max-restarts 3", script=script)
+    for node in (first, second):
+        _, err = ends(node, 1)
+        assert "cannot write to standard output: No space left on device" in err and "restart 2" not in err, err
 
 
 def test_nodes_with_other_options_are_refused(nodes):

@@ -25,7 +25,7 @@ def job(options, script, **how):
 @pytest.mark.parametrize("options, said", [
     ("-n 1 --log-dir x --prefix", "add --tee"), ("-n 1 --log-max-size 1M", "--log-dir <DIR>"),
     ("-n 1 --log-dir x --log-keep 3", "--log-max-size <SIZE>"), ("-n 1 --log-dir x --log-max-size 0", "size of 1B to 64GiB"),
-    ("-n 1 --log-dir x --log-max-size 100", "100 B are too few, the least is 4K; write it like 100M"),
+    ("-n 1 --log-dir x --log-max-size 100", "100 B is too small: the smallest size is 4K; write it like 100M"),
     ("-n 2 --stdin 2", "the ranks are 0 to 1"), ("-n 1 --stdin all", "a rank, as 0, or none"),
     ("-np 2", "argument '-np' found"), ("-n all", "1 to 65536, cpu, gpu or auto"),
     ("--prefx -n 1", "similar argument exists: '--prefix'"), ("--logdir x -n 1", "similar argument exists: '--log-dir'")])

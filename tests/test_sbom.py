@@ -16,7 +16,6 @@ import sbom  # noqa: E402
 
 TIME = 1_700_000_000
 
-
 @pytest.fixture(scope="module")
 def bill():
     return json.loads(sbom.document("1.2.3", TIME))
@@ -58,6 +57,7 @@ def test_every_crate_is_reached_from_what_is_shipped(bill):
     assert "pkg:cargo/snow" in " ".join(edges[next(name for name in edges if name.startswith("pkg:cargo/hostccl@"))])
 
 
+@pytest.mark.long
 def test_equal_sources_give_equal_bytes(bill):
     again = json.loads(sbom.document("1.2.3", TIME))
     assert again == bill
@@ -65,6 +65,7 @@ def test_equal_sources_give_equal_bytes(bill):
     assert json.loads(sbom.document("1.2.4", TIME))["serialNumber"] != bill["serialNumber"]
 
 
+@pytest.mark.long
 def test_the_licences_of_each_crate_are_there(bill):
     text, packages = licences.document(), sbom.linked()[0].values()
     assert licences.document() == text

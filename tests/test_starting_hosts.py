@@ -146,7 +146,7 @@ def test_a_name_of_the_first_host_that_another_host_lacks(tmp_path, rsh):
         process = lab.spawn("alpha", [str(TOOL), "run", "--rsh-agent", str(rsh), "--hosts", "al,be", "--", "true"], env=environment(without=["DM_"]),
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         _, err = ends(process, 1)
-    assert re.search(r"devicemesh run: the name al has no address on alpha \(.*; \d tries in [12] s\): by this name the nodes meet on the first host of "
+    assert re.search(r"devicemesh run: the name al has no address on alpha \(.*; \d tries in \d s\): by this name the nodes meet on the first host of "
                      r"--hosts; write a name that all hosts know, or give an address of that host with --rdzv-endpoint\n", err), err
 
 
@@ -157,10 +157,11 @@ def test_a_name_of_the_first_host_that_another_host_lacks(tmp_path, rsh):
     ("al,ancient", (), r"devicemesh run: ancient: \S+/rsh ended with code 2: error: unrecognized subcommand 'agent'; "
                        r"what ran there is no devicemesh \d\S+: --remote-tool names its path\n"),
     ("al,old", (), r"devicemesh run: old: it has devicemesh 0\.0\.1, and this is \d\S+: install the same on all hosts\n"),
-    ("al,silent", ("--rdzv-timeout", "2"), r"waiting for 1 of 2 hosts to answer: silent; \d s left \(--rdzv-timeout\)(; .*)?\n"
-                                                r".*: silent: no answer within 2 s \(--rdzv-timeout\); maybe \S+/rsh, or a login script there, waits for input or for a key: let a login script .*\n"),
-    ("al,asking", ("--rdzv-timeout", "2"), r"asking; \d s left \(--rdzv-timeout\); \S+/rsh to asking has printed: Welcome to asking!; Press a key:(; .*)?\n"
-                                                r".*run: asking: no answer within 2 s \(--rdzv-timeout\); \S+/rsh has printed: Welcome to asking!; Press a key:; maybe \S+/rsh, or .*\n"),
+    # On a busy machine al may not have answered yet when the tool says for whom it waits.
+    ("al,silent", ("--rdzv-timeout", "4"), r"waiting for (1 of 2 hosts to answer: |2 of 2 hosts to answer: al, )silent; \d s left \(--rdzv-timeout\)(; .*)?\n"
+                                                r".*: silent: no answer within 4 s \(--rdzv-timeout\); maybe \S+/rsh, or a login script there, waits for input or for a key: let a login script .*\n"),
+    ("al,asking", ("--rdzv-timeout", "4"), r"asking; \d s left \(--rdzv-timeout\); \S+/rsh to asking has printed: Welcome to asking!; Press a key:(; .*)?\n"
+                                                r".*run: asking: no answer within 4 s \(--rdzv-timeout\); \S+/rsh has printed: Welcome to asking!; Press a key:; maybe \S+/rsh, or .*\n"),
     ("al,be", ("--remote-tool", "/nonexistent/tool"),
      r"devicemesh run: al, be: \S+/rsh ended with code 127: .*/nonexistent/tool: not found; devicemesh must be there")])
 def test_a_host_that_cannot_take_part_is_named(start, hosts, options, said):
@@ -170,13 +171,13 @@ def test_a_host_that_cannot_take_part_is_named(start, hosts, options, said):
 
 
 def test_all_hosts_that_cannot_take_part_are_named_in_one_message(start):
-    _, err = ends(start("al,denied,lost,old,silent", SLEEP, "--rdzv-timeout", "2"), 1)
+    _, err = ends(start("al,denied,lost,old,silent", SLEEP, "--rdzv-timeout", "4"), 1)
     assert re.fullmatch(
         r"devicemesh run: 4 of 5 hosts cannot take part:\n"
         r"(  denied: \S+/rsh ended with code 255: .*denied: Permission denied \(publickey\)\.\n"
         r"|  lost: \S+/rsh ended with code 255: ssh: connect to host lost port 22: No route to host\n"
         r"|  old: it has devicemesh 0\.0\.1, and this is \S+: install the same on all hosts\n){3}"
-        r"  silent: no answer within [12] s(; maybe .*)?\n", err), err
+        r"  silent: no answer within [34] s(; maybe .*)?\n", err), err
 
 
 def test_a_host_with_another_secret_is_named(start):
@@ -206,7 +207,9 @@ def test_a_folder_that_a_host_lacks_is_named(start, rsh):
 def test_hundreds_of_hosts_do_not_start_at_once(start, tmp_path):
     process = start("silent[01-100]", "exit 0")
     assert "waiting for 100 of 100 hosts to answer: silent01, " in process.stderr.readline()
-    assert len((tmp_path / "started").read_text().splitlines()) == 32
+    started = lambda: len((tmp_path / "started").read_text().splitlines())
+    wait_until(lambda: started() >= 32, "32 commands run", PATIENCE)
+    assert started() == 32
     process.send_signal(signal.SIGINT)
     assert "before all hosts had started" in ends(process, 130)[1]
 

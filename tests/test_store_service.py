@@ -4,11 +4,12 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from support.paths import LIBRARY, ROOT, TOOL
-from support.processes import run
+from support.processes import run, wait_until
 from support.tool import HERE, ends
 
 RANK = """
@@ -27,7 +28,7 @@ def serve(spawn, free_port):
     def begin(said="for all clients that reach it (DM_STORE_SECRET is not set)", **variables):
         port = free_port()
         store = spawn(TOOL, "store", "--listen", f"127.0.0.1:{port}", **variables)
-        assert store.stdout.readline() == f"serving tcp://127.0.0.1:{port}, {said}\n", store.stderr.read()
+        assert store.stdout.readline() == f"serving tcp://127.0.0.1:{port}, which this host alone reaches, {said}\n", store.stderr.read()
         return store, port
 
     return begin
@@ -43,12 +44,20 @@ def rank(spawn):
     return begin
 
 
+def connections_of(pid, port):
+    """The connections to a port that a process on this host has not closed."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    established, closed_by_the_client = "01", "08"
+    return [row for row in rows if row[1].endswith(f":{port:04X}") and row[3] in (established, closed_by_the_client)]
+
+
 def test_one_job_after_the_other_meets_in_one_store(serve, rank):
     """The second job ends without leaving its world, as a job that crashes does."""
     store, port = serve()
     for crash in ("", "1", ""):
         for process in [rank(number, port, CRASH=crash) for number in (0, 1)]:
             assert ends(process, 0)[0] == "sum 40.0\n"
+    wait_until(lambda: not connections_of(store.pid, port), "the store has closed its ends of the connections")
     store.terminate()
     out, err = ends(store, 0)
     assert (out, err) == ("", "devicemesh store: got signal 15 (SIGTERM), with 0 connections open\n")
@@ -126,7 +135,7 @@ def test_the_batch_script_with_a_store(spawn, free_port, tmp_path, code):
     script = spawn("bash", ROOT / "examples/launch/store.sbatch", sys.executable, "-c", f"{RANK}\nraise SystemExit({code})", STORE_PORT=port,
                    PATH=f"{tmp_path}:{LIBRARY}:{os.environ['PATH']}", DM_LIBRARY=LIBRARY / "libdevicemesh.so", PYTHONPATH=ROOT / "tests/interop")
     out, err = ends(script, code)
-    assert out == f"serving tcp://127.0.0.1:{port}, for clients that have the secret of DM_STORE_SECRET\n" + "sum 40.0\n" * 2, out + err
+    assert out == f"serving tcp://0.0.0.0:{port}, for clients that have the secret of DM_STORE_SECRET\n" + "sum 40.0\n" * 2, out + err
 
 
 def test_help_and_page_name_the_variables():

@@ -3,6 +3,7 @@ names the rank, the operation and the ranks that wait. Each test waits until the
 asks then."""
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -71,6 +72,12 @@ def test_recordings_of_a_job_that_is_gone(hang, tmp_path):
     assert len(files) == 8, files
     living, code = asked("--after", "0.3s", tmp_path)
     assert code == 1 and living["jobs"][0]["findings"][0]["ranks"] == [3], living
+    # The ranks have mapped these files, so copies must not be written into them.
+    refused = subprocess.run(words([TOOL, "why", "--save", tmp_path, job.pid()]), capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 3 and "is the recording of a process itself: name another folder" in refused.stderr, refused
+    assert sorted(tmp_path.iterdir()) == files and all(os.path.getsize(file) == os.path.getsize(files[0]) for file in files)
+    again, code = asked("--after", "0.3s", tmp_path)
+    assert code == 1 and again["jobs"][0]["findings"][0]["ranks"] == [3], again
     job.end()
     gone, code = asked(tmp_path)
     (found,) = gone["jobs"]
@@ -118,6 +125,9 @@ def test_what_is_not_there_is_an_error(tmp_path):
     (tmp_path / "broken.dmrec").write_bytes(b"no recording")
     done = run(TOOL, "why", f"{tmp_path}/", code=3)
     assert "broken.dmrec: the file is too short for a recording" in done.stderr and not done.stdout, done
+    os.mkfifo(tmp_path / "pipe.dmrec")
+    done = run(TOOL, "why", f"{tmp_path}/", code=3)
+    assert "pipe.dmrec: it is not a regular file" in done.stderr and not done.stdout, done
     run(TOOL, "why", "--after", "soon", code=2)
 
 

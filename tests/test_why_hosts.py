@@ -114,12 +114,13 @@ def test_one_job_asked_in_every_way(jobs, tmp_path):
     (keeper,) = children(keeper)
     os.kill(keeper, signal.SIGSTOP)
     began = time.monotonic()
-    report, code = jobs.why("--after", "0.3s", "--timeout", "0.5s", host="alpha")
+    # The other hosts must answer in this time.
+    report, code = jobs.why("--after", "0.3s", "--timeout", "3s", host="alpha")
     os.kill(keeper, signal.SIGCONT)
-    assert code == 1 and time.monotonic() - began < 10, report
+    assert code == 1 and time.monotonic() - began < 12, report
     (job,) = report["jobs"]
     assert job["findings"][0]["ranks"] == [3], job
     silent = [(node["name"], node["ranks"], node["silence"]) for node in job["nodes"] if node["silence"]]
-    assert silent == [("node 2 (gamma)", [4, 5], "did not answer within 0.5 s")], silent
+    assert silent == [("node 2 (gamma)", [4, 5], "did not answer within 3 s")], silent
     # When it goes on, it answers again.
     wait_until(lambda: all(node["silence"] is None for node in jobs.why(host="alpha")[0]["jobs"][0]["nodes"]), "gamma answers again")

@@ -161,5 +161,5 @@ def test_communicators_have_the_names_of_the_mesh(jobs, ras):
     assert said.startswith("hang: rank 3 has not called") and "the document cannot be read" in said, said
     ras.knows_json = False
     said = run(TOOL, "why", "--after", "0.3s", jobs.job.pid, code=1).stdout
-    assert 'answers "ERROR: Unknown command SET FORMAT json"' in said and "since NCCL 2.28.7" in said, said
+    assert 'it answered "ERROR: Unknown command SET FORMAT json"' in said and "since NCCL 2.28.7" in said, said
     assert json.dumps(jobs.why("--after", "0.3s")[0]["jobs"][0]["nccl"]) == "[]"

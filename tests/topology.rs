@@ -5,6 +5,11 @@ use std::time::Duration;
 use devicemesh::topology::{MAX_LEVELS, plan};
 use proptest::prelude::*;
 
+#[test]
+fn a_mesh_has_as_many_dimensions_of_size_one_as_a_call_may_list() {
+    assert_eq!(plan(&["a"], &[1; 1 << 16], None).unwrap().ranks, [0]);
+}
+
 /// Returns the cost as the documentation defines it, pair by pair.
 fn cost(locations: &[String], shape: &[usize], traffic: &[u64], ranks: &[i32]) -> u128 {
     let levels = locations.iter().map(|path| path.split('/').count()).max().unwrap_or(0);

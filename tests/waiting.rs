@@ -57,7 +57,7 @@ impl Counted {
     fn sent(&self) -> u64 {
         loop {
             let sent = self.sent.load(Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(Duration::from_millis(1200));
             if self.sent.load(Ordering::SeqCst) == sent {
                 return sent;
             }

@@ -73,15 +73,15 @@ static double abort_once(int kind)
   blocked first, second;
   start_blocked(&first, kinds[kind].call, NULL);
   if (kinds[kind].second) start_blocked(&second, flatten, (void *)"another");
-  const double began = seconds_now();
+  const moment began = moment_now();
   OK(dm_abort(mesh));
-  double took = end_blocked(&first, began);
+  double took = end_blocked(&first, &began);
   if (first.status != DM_STATUS_ABORTED) {
     ++failures;
     fprintf(stderr, "%s gives %s: %s\n", kinds[kind].name, dm_status_name(first.status), first.message);
   }
   if (kinds[kind].second) {
-    took = end_blocked(&second, began);
+    took = end_blocked(&second, &began);
     CHECK(second.status == DM_STATUS_ABORTED);
   }
   return took;

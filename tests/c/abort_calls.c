@@ -43,10 +43,10 @@ static void second_in_line(double *took)
   blocked first, second;
   start_blocked(&first, all_reduce, NULL);
   start_blocked(&second, other_all_gather, NULL);
-  const double began = seconds_now();
+  const moment began = moment_now();
   OK(dm_abort(mesh));
-  took[0] = end_blocked(&first, began);
-  took[1] = end_blocked(&second, began);
+  took[0] = end_blocked(&first, &began);
+  took[1] = end_blocked(&second, &began);
   CHECK(first.status == DM_STATUS_ABORTED && second.status == DM_STATUS_ABORTED);
 }
 
@@ -64,9 +64,9 @@ int main(void)
       if (rank_of(mesh) == 0 && kind < sizeof kinds / sizeof *kinds) {
         blocked one;
         start_blocked(&one, kinds[kind].call, NULL);
-        const double began = seconds_now();
+        const moment began = moment_now();
         OK(dm_abort(mesh));
-        times[attempt] = end_blocked(&one, began);
+        times[attempt] = end_blocked(&one, &began);
         if (one.status != DM_STATUS_ABORTED) {
           ++failures;
           fprintf(stderr, "%s gives %s: %s\n", kinds[kind].name, dm_status_name(one.status), one.message);

@@ -126,12 +126,12 @@ int main(void)
     if (rank == 0) start_blocked(&waiter, barrier, options.world);
     else pause_ms(40 + 20 * round);
     pthread_t aborters[kThreads];
-    double began = seconds_now();
+    moment began = moment_now();
     if (rank == 0) {
       for (int index = 0; index < kThreads; ++index) {
         if (pthread_create(&aborters[index], NULL, abort_it, NULL) != 0) return 1;
       }
-      began = seconds_now();
+      began = moment_now();
       __atomic_store_n(&go, 1, __ATOMIC_SEQ_CST);
       for (int index = 0; index < kThreads; ++index) {
         void *status = NULL;
@@ -141,7 +141,7 @@ int main(void)
       __atomic_store_n(&go, 0, __ATOMIC_SEQ_CST);
     }
     for (int index = 0; index < kThreads; ++index) {
-      const double took = end_blocked(&users[index], began);
+      const double took = end_blocked(&users[index], &began);
       CHECK(rank != 0 || took < kLongest);
       if (users[index].status != (rank == 0 ? DM_STATUS_ABORTED : DM_STATUS_PEER_LOST) ||
           strstr(users[index].message, rank == 0 ? "abort" : "rank 0") == NULL) {
@@ -157,7 +157,7 @@ int main(void)
       OK(dm_abort(root));
     }
     if (rank == 0) {
-      end_blocked(&waiter, began);
+      join_blocked(&waiter);
       CHECK(waiter.status == DM_STATUS_OK);
     }
     everything_says_aborted(root, "dp");

@@ -12,9 +12,10 @@
 
 enum { kTries = 5 };
 
-/* The seconds from the start of the abort to the return of the call. The promise is 100 ms. On a
- * busy machine a woken thread waits for a core, so one try may take longer. The median over the
- * tries does not depend on one such moment. */
+/* The seconds from the start of the abort to the return of the call, without those for which the
+ * threads of this process waited for a processor. The promise is 100 ms. A machine may stop all its
+ * programs for a moment, so one try may take longer. The median over the tries does not depend on
+ * one such moment. */
 static const double kUsual = 0.1, kLongest = 0.25;
 
 typedef struct blocked {
@@ -24,7 +25,7 @@ typedef struct blocked {
   long tid;
   dm_status status;
   char message[512];
-  double returned;
+  moment returned;
 } blocked;
 
 static inline void pause_ms(long millis)
@@ -38,7 +39,7 @@ static inline void *run_blocked(void *data)
   blocked *self = (blocked *)data;
   __atomic_store_n(&self->tid, syscall(SYS_gettid), __ATOMIC_SEQ_CST);
   self->status = self->call(self->data);
-  self->returned = seconds_now();
+  self->returned = moment_now();
   snprintf(self->message, sizeof self->message, "%s", self->status == DM_STATUS_OK ? "" : dm_last_error());
   __atomic_store_n(&self->tid, -1, __ATOMIC_SEQ_CST);
   return NULL;
@@ -75,11 +76,17 @@ static inline void start_blocked(blocked *self, dm_status (*call)(void *), void 
   }
 }
 
-/* Waits until the call has returned, and gives the seconds since `began`. */
-static inline double end_blocked(blocked *self, double began)
+/* Waits until the call has returned. */
+static inline void join_blocked(blocked *self)
 {
   pthread_join(self->thread, NULL);
-  return self->returned - began;
+}
+
+/* Does what join_blocked does, and gives this process's own seconds since `began`. */
+static inline double end_blocked(blocked *self, const moment *began)
+{
+  join_blocked(self);
+  return own_seconds_between(began, &self->returned);
 }
 
 static inline int compare_times(const void *a, const void *b)

@@ -6,6 +6,7 @@
 #include <devicemesh.h>
 #include <hostccl.h>
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,6 +71,71 @@ static inline double seconds_now(void)
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return ((double)now.tv_sec + 1e-9 * (double)now.tv_nsec) / slowness();
+}
+
+/* A moment, and how long each thread of this process had waited for a processor by then. The kernel's
+ * schedstat says so, where it exists. The clock is read before and after the times of the threads
+ * are read. */
+typedef struct moment {
+  double before, after;
+  size_t count;
+  struct {
+    long tid;
+    double waited;
+  } threads[64];
+} moment;
+
+static inline moment moment_now(void)
+{
+  moment now;
+  now.before = seconds_now();
+  now.count = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  for (struct dirent *task; tasks != NULL && now.count < 64 && (task = readdir(tasks)) != NULL;) {
+    const long tid = atol(task->d_name);
+    unsigned long long ran = 0, waited = 0;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%ld/schedstat", tid);
+    FILE *file = tid > 0 ? fopen(path, "r") : NULL;
+    if (file == NULL) continue;
+    if (fscanf(file, "%llu %llu", &ran, &waited) == 2) {
+      now.threads[now.count].tid = tid;
+      now.threads[now.count++].waited = 1e-9 * (double)waited;
+    }
+    fclose(file);
+  }
+  if (tasks != NULL) closedir(tasks);
+  now.after = seconds_now();
+  return now;
+}
+
+/* The seconds between two moments, without those for which two threads waited for a processor: the
+ * two that waited longest, of those that live at the second moment. An abort and the call that it
+ * ends run on two threads, one after the other. A test compares the result with an upper bound that
+ * is a promise. */
+static inline double own_seconds_between(const moment *first, const moment *second)
+{
+  double longest = 0, second_longest = 0;
+  for (size_t at = 0; at < second->count; ++at) {
+    double waited = second->threads[at].waited;
+    for (size_t was = 0; was < first->count; ++was) {
+      if (first->threads[was].tid == second->threads[at].tid) waited -= first->threads[was].waited;
+    }
+    if (waited > longest) {
+      second_longest = longest;
+      longest = waited;
+    } else if (waited > second_longest) {
+      second_longest = waited;
+    }
+  }
+  const double own = second->before - first->after - (longest + second_longest) / slowness();
+  return own > 0 ? own : 0;
+}
+
+static inline double own_seconds_since(const moment *first)
+{
+  const moment now = moment_now();
+  return own_seconds_between(first, &now);
 }
 
 /* Checks that a call comes to return this status soon. On several hosts, the news of a failure on

@@ -126,7 +126,7 @@ int main(void)
   right_programs(mesh);
   crossed_on_eight(mesh);
   different(mesh);
-  dm_mesh *late = make(2, 4, 700);
+  dm_mesh *late = make(2, 4, 2000); /* made in the same time */
   missing(mesh, late);
   dm_call_options patient = DM_CALL_OPTIONS_INIT;
   patient.timeout_ms = 60000;

@@ -34,6 +34,10 @@ static void of_init(dm_world *world)
     snprintf(text, sizeof text, "options.num_dim_options is %zu, but the mesh has 2 dimensions", number);
     if (number != 2) REFUSED(text, dm_init("cpu", kShape, 2, kNames, &options, &made));
   }
+  dims[1].comm_name = "\xff";
+  options.num_dim_options = 2;
+  REFUSED("options.dim_options[1].comm_name is not UTF-8", dm_init("cpu", kShape, 2, kNames, &options, &made));
+  dims[1].comm_name = NULL;
   options.num_dim_options = (size_t)-1;
   REFUSED("count of shape", dm_init("cpu", kShape, (size_t)-1, NULL, &options, &made));
   options.dim_options = NULL;

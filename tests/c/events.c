@@ -51,7 +51,7 @@ static void refusals(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "options.struct_size is 8", dm_events_open(&options, &events));
   CHECK(events == NULL);
   REQUIRE(dm_events_open(NULL, &events));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "timeout_ms is -1", dm_events_next(events, -1, &event));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "timeout_ms is -1; a timeout is in milliseconds, 0 to take an event without waiting", dm_events_next(events, -1, &event));
   event.struct_size = 16;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "event_out.struct_size is 16", dm_events_next(events, 0, &event));
   dm_events_free(events);
@@ -232,6 +232,13 @@ int main(void)
   wait_for(&once.joined, 1);
   OK(dm_set_event_handler(NULL, NULL, NULL));
   CHECK(once.joined == 1 && once.aborted == 0);
+  dm_world_free(world);
+  /* After dm_world_finalize there is nothing left to abort. */
+  REQUIRE(dm_world_init("cpu", &alone, &world));
+  CHECK(next(second, 60000).kind == DM_EVENT_JOINED);
+  OK(dm_world_finalize(world, 0));
+  OK(dm_world_abort(world));
+  CHECK(next(second, 0).kind == DM_EVENT_NONE);
   dm_world_free(world);
   dm_events_free(second);
   CHECK(has_thread());

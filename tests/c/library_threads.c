@@ -125,7 +125,7 @@ int main(void)
     starts_own_thread = 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     OK(dm_abort(doomed));
-    end_blocked(&call, 0);
+    join_blocked(&call);
     CHECK(call.status == DM_STATUS_ABORTED);
   }
   OK(dm_world_barrier(sync, 0));

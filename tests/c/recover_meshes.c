@@ -49,6 +49,20 @@ int main(void)
   init.ranks = two;
   init.num_ranks = 2;
   REQUIRE(dm_init("cpu", pair, 1, NULL, &init, &part));
+  /* A range of all indices is the view itself, so the next mesh has the dimensions that are made
+   * through the range, too. */
+  dm_mesh *range = NULL, *view = NULL, *split = NULL;
+  const int32_t parts[] = {2, 2};
+  const char *const part_names[] = {"outer", "inner"};
+  REQUIRE(dm_slice_range(mesh, "dp", 0, 2, 1, NULL, &range));
+  REQUIRE(dm_flatten(range, "all", NULL, &view));
+  dm_free(range);
+  dm_free(view);
+  REQUIRE(dm_slice_range(mesh, "all", 0, 4, 1, NULL, &range));
+  REQUIRE(dm_unflatten(range, "all", parts, 2, part_names, NULL, &split));
+  REQUIRE(dm_register(split, "split"));
+  dm_free(range);
+  dm_free(split);
   disturb(mesh);
   meet_world();
 
@@ -61,6 +75,11 @@ int main(void)
   dm_mesh *next = recovered(mesh, NULL, &recovery);
   CHECK(recovery.epoch == 3 && recovery.num_lost == 0 && recovery.num_joined == 0);
   holds(next, all, 4);
+  sum_along(next, "all");
+  view = named_view("split");
+  holds(view, all, 4);
+  dm_free(view);
+  OK(dm_unregister("split"));
   const char *why = "belongs to epoch 0, and the job is in epoch 3";
   has_ended(mesh, 4, why);
   has_ended(permuted, 4, why);

@@ -45,7 +45,7 @@ int main(void)
   if (me == 2) OK(dm_abort(mesh));
   dm_mesh *next = recovered(mesh, NULL, &recovery);
   if (me < 2) {
-    end_blocked(&call, 0);
+    join_blocked(&call);
     CHECK(call.status == DM_STATUS_ABORTED || call.status == DM_STATUS_PEER_LOST);
   }
   holds(next, all, 4);
@@ -62,7 +62,7 @@ int main(void)
     FAILS(DM_STATUS_INVALID_STATE, "another thread of this rank is inside dm_recover", dm_recover(next, NULL, &none, NULL));
     /* The rank leaves the world while it waits. */
     OK(dm_world_abort(world));
-    end_blocked(&first, 0);
+    join_blocked(&first);
     CHECK(first.status == DM_STATUS_ABORTED);
     return end(next, NULL);
   }

@@ -40,6 +40,16 @@ int main(void)
   OK(dm_equal(joined, folded, &equal));
   CHECK(equal);
 
+  /* Later dimensions do not take the names for other groups, and the next call of all ranks meets. */
+  const char *const outer[] = {"pp", "dp"};
+  dm_mesh *stages = NULL;
+  REQUIRE(dm_slice(dense, outer, 2, &stages));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "a reshaped view has a dimension ep over other ranks", dm_flatten(stages, "ep", NULL, &none));
+  REQUIRE(dm_flatten(stages, "stages", NULL, &none));
+  dm_free(none);
+  dm_free(stages);
+  none = NULL;
+
   /* The others are told of each wrong call of one rank, and the next call meets. */
   if (rank == 6) {
     FAILS(DM_STATUS_INVALID_ARGUMENT, "dimension pp", dm_reshape(dense, moved_sizes, 2, moved, NULL, &none));

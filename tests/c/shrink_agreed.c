@@ -62,7 +62,7 @@ static void late(void)
 {
   dm_mesh *mesh = replicas(0, 0), *none = NULL;
   dm_call_options options = DM_CALL_OPTIONS_INIT;
-  options.timeout_ms = 1000;
+  options.timeout_ms = 2000;
   if (me == 6) REQUIRE(dm_world_barrier(other_world, 0));
   const dm_status status = dm_shrink(mesh, "dp", NULL, 0, &options, &none);
   CHECK(status == DM_STATUS_TIMEOUT && facts().num_ranks == 1 && facts().ranks[0] == 6 && facts().num_lost == 0);

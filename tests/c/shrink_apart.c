@@ -117,7 +117,7 @@ static void aborted_meanwhile(void)
     start_blocked(&one, shrink, NULL);
     OK(dm_abort(ended));
     together();
-    end_blocked(&one, seconds_now());
+    join_blocked(&one);
     CHECK(one.status == DM_STATUS_OK);
   } else {
     together();

@@ -116,7 +116,7 @@ static void buffers_that_overlap(dm_mesh *mesh)
   static float at[4 * N];
   int32_t pp = -1;
   REQUIRE(dm_get_local_rank(mesh, "pp", &pp));
-  const char *text = "overlap, but not as in place";
+  const char *text = "overlap, but not as an in-place call needs";
   FAILS(DM_STATUS_INVALID_ARGUMENT, text, dm_all_reduce(mesh, "pp", at, at + 7, N, DM_FLOAT32, DM_SUM, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, text, dm_reduce(mesh, "pp", at, at + 7, N, DM_FLOAT32, DM_SUM, pp, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, text, dm_broadcast(mesh, "pp", at, at + 7, N, DM_FLOAT32, pp, NULL));

@@ -117,10 +117,10 @@ int main(void)
         blocked one;
         start_blocked(&one, kinds[kind].call, NULL);
         OK(dm_world_barrier(sync, 0));
-        const double began = seconds_now();
+        const moment began = moment_now();
         OK(dm_world_abort(world));
-        CHECK(seconds_now() - began < kLongest);
-        times[attempt] = end_blocked(&one, began);
+        CHECK(own_seconds_since(&began) < kLongest);
+        times[attempt] = end_blocked(&one, &began);
         if (one.status != DM_STATUS_ABORTED) {
           ++failures;
           fprintf(stderr, "%s gives %s: %s\n", kinds[kind].name, dm_status_name(one.status), one.message);
@@ -133,8 +133,8 @@ int main(void)
         const bool waits = rank == 1 && kinds[kind].before;
         if (waits) start_blocked(&one, kinds[kind].others, NULL);
         OK(dm_world_barrier(sync, 0));
-        const double began = seconds_now();
-        if (waits) CHECK(end_blocked(&one, began) < 2 && one.status == DM_STATUS_PEER_LOST && strstr(one.message, " 0") != NULL);
+        const moment began = moment_now();
+        if (waits) CHECK(end_blocked(&one, &began) < 2 && one.status == DM_STATUS_PEER_LOST && strstr(one.message, " 0") != NULL);
         OK(dm_world_barrier(sync, 0));
         const double later = seconds_now();
         /* By then others may have aborted their worlds as well: "rank 0 was", "ranks 0, 1 were". */
@@ -156,9 +156,9 @@ int main(void)
   if (rank == 0) {
     blocked one;
     start_blocked(&one, default_init, NULL);
-    const double began = seconds_now();
+    const moment began = moment_now();
     OK(dm_default_world_abort());
-    const double took = end_blocked(&one, began);
+    const double took = end_blocked(&one, &began);
     CHECK(one.status == DM_STATUS_ABORTED && took < kLongest);
   }
   OK(dm_world_barrier(sync, 0));

@@ -99,7 +99,7 @@ static void a_rank_that_does_not_come(int size)
   REQUIRE(dm_world_rank(world, &rank));
   options.world = world;
   REQUIRE(dm_init("cpu", line, 1, names, &options, &mesh));
-  if (rank > 0) FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_world_finalize(world, 300));
+  if (rank > 0) FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_world_finalize(world, 2000));
   OK(dm_world_barrier(other, 0));
   OK(dm_all_reduce(mesh, "x", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == (float)size);

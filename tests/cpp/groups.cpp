@@ -172,6 +172,44 @@ static void refusals(const Ring &ring)
   THROWS(Status::invalid_state, "begun no group", mesh.group_end());
 }
 
+// Between group_start() and group_end() the operations wait as well.
+static void raw(const Ring &ring)
+{
+  const dm::Mesh &mesh = ring.mesh;
+  const std::vector<float> mine(4, static_cast<float>(ring.me));
+  std::vector<float> theirs(4);
+  const auto is_refused = [&] {
+    THROWS(dm::Status::invalid_argument, "send: the buffer is a temporary", mesh.send("x", std::vector<float>(4), ring.next));
+    THROWS(dm::Status::invalid_argument, "all_reduce: the buffer is a temporary", mesh.all_reduce("x", std::vector<float>(mine), theirs));
+  };
+  mesh.group_start();
+  is_refused();
+  mesh.group_start();
+  mesh.send("x", mine, ring.next);
+  mesh.recv("x", theirs, ring.before);
+  mesh.group_end();
+  is_refused();
+  mesh.group_end();
+  mesh.all_reduce("x", std::vector<float>(mine), theirs);
+  // A group also ends when group_end() throws.
+  mesh.group_start();
+  try {
+    mesh.recv("x", theirs.data(), 4, 99);
+  } catch (const dm::Error &) {
+  }
+  THROWS(dm::Status::invalid_argument, "peer is 99", mesh.group_end());
+  mesh.all_reduce("x", std::vector<float>(mine), theirs);
+  THROWS(dm::Status::invalid_state, "begun no group", mesh.group_end());
+  mesh.all_reduce("x", std::vector<float>(mine), theirs);
+  // An abort by this thread ends its group.
+  dm::DimOptions apart;
+  apart.own_comm = true;
+  const dm::Mesh other = dm::init("cpu", {{"x", mesh.size(), apart}});
+  mesh.group_start();
+  other.abort();
+  mesh.all_reduce("x", std::vector<float>(mine), theirs);
+}
+
 static void kept(const Ring &ring)
 {
   const dm::Mesh &mesh = ring.mesh;
@@ -229,6 +267,7 @@ int main()
     const Ring ring{mesh, me, ranks, (me + 1) % ranks, (me + ranks - 1) % ranks};
     exceptions(ring);
     refusals(ring);
+    raw(ring);
     kept(ring);
     if (ranks == 1) without_memory(mesh);
     ring.turn(50);

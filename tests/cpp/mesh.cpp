@@ -263,6 +263,46 @@ static void places(const dm::World &world)
          world.locations({}, std::chrono::milliseconds(world.rank() == 3 ? -1 : 0)));
 }
 
+// A number that is no std::int32_t is refused, and not cut to a rank that exists.
+static void large_numbers(const dm::World &world)
+{
+  dm::InitOptions options;
+  options.world = world;
+  const dm::Mesh mesh = dm::init({{"dp", 2}, {"tp", 4}}, options);
+  const std::size_t large = std::size_t{1} << 32;
+  const long low = -(1L << 32);
+  std::vector<float> values(4);
+  const auto status = dm::Status::invalid_argument;
+  THROWS(status, "reduce: root is 4294967296, which does not fit into std::int32_t", mesh.reduce("tp", values, values, large));
+  THROWS(status, "reduce: root is -4294967296", mesh.reduce("tp", values.data(), values.data(), 4, low));
+  THROWS(status, "broadcast: root is 4294967296", mesh.broadcast("tp", values, large));
+  THROWS(status, "broadcast: root is 4294967296", mesh.broadcast("tp", values, values, large));
+  THROWS(status, "broadcast: root is 4294967296", mesh.broadcast("tp", values.data(), values.data(), 4, large));
+  THROWS(status, "send: peer is 4294967296", mesh.send("tp", values, large));
+  THROWS(status, "send: peer is 4294967296", mesh.send("tp", values.data(), 4, large));
+  THROWS(status, "recv: peer is 4294967296", mesh.recv("tp", values, large));
+  THROWS(status, "recv: peer is 9223372036854775807", mesh.recv("tp", values.data(), 4, SIZE_MAX));
+  THROWS(status, "recv: peer is 4294967296", mesh.group([&] { mesh.recv("tp", values, large); }));
+  THROWS(status, "broadcast_bytes: root is 4294967296", mesh.broadcast_bytes("tp", "", large));
+  THROWS(status, "broadcast_bytes: root is 4294967296", world.broadcast_bytes("", large));
+  THROWS(status, "slice_range: start is 4294967296", mesh.slice_range("tp", large, 1));
+  THROWS(status, "slice_range: len is 4294967298", mesh.slice_range("tp", 0, large + 2));
+  THROWS(status, "slice_range: step is 4294967297", mesh.slice_range("tp", 0, 1, large + 1));
+  THROWS(status, "submesh: index is 4294967296", mesh.submesh("tp", large));
+  THROWS(status, "coordinate_of: world_rank is 4294967296", mesh.coordinate_of(large));
+  THROWS(status, "local_shard: world_rank is 4294967296", mesh.local_shard({dm::replicate(), dm::replicate()}, {4}, large));
+  THROWS(status, "translate_rank: dim_rank is 4294967296", mesh.translate_rank("tp", large));
+  THROWS(status, "translate_world_rank: world_rank is 4294967296", mesh.translate_world_rank("tp", large));
+  THROWS(status, "neighbor: offset is 4294967297", mesh.neighbor("tp", large + 1, true));
+
+  // All types of integers are taken, and enumerations that are integers in C.
+  enum Stage { first, second };
+  const std::uint8_t small = 1;
+  CHECK(mesh.translate_rank("tp", 1L) == mesh.translate_rank("tp", small) && mesh.translate_rank("tp", second) == mesh.translate_rank("tp", std::size_t{1}));
+  CHECK(mesh.neighbor("tp", std::int64_t{-1}, true) == mesh.neighbor("tp", 3u, true));
+  mesh.finalize();
+}
+
 // The job goes on without the replica of rank 5.
 static void shrunk(const dm::World &world)
 {
@@ -274,6 +314,10 @@ static void shrunk(const dm::World &world)
   THROWS(dm::Status::invalid_state, "no rank is lost", third.shrink("dp", std::vector<std::int32_t>()));
   THROWS(dm::Status::invalid_state, "no rank is lost", whole.shrink("dp"));
   THROWS(dm::Status::invalid_state, "no rank is lost", whole.shrink("dp", std::chrono::minutes(1)));
+  const dm::Mesh fourth = dm::init({{"dp", 4}, {"tp", 2}}, options);
+  const std::vector<dm::DimOptions> too_few(1), wishes(2);
+  THROWS(dm::Status::invalid_argument, "num_dim_options is 1", fourth.shrink("dp", {}, {}, too_few));
+  THROWS(dm::Status::invalid_state, "no rank is lost", fourth.shrink("dp", {}, std::chrono::minutes(1), wishes));
   if (world.rank() != 5) {
     const dm::Mesh rest = mesh.shrink("dp", {5});
     CHECK((rest.ranks() == Ranks{0, 1, 2, 3, 6, 7}));
@@ -328,6 +372,7 @@ int main()
     places(world);
     disagreement(world);
     ends(std::move(mesh));
+    large_numbers(world);
     shrunk(world);
     world.abort();
     THROWS(dm::Status::aborted, "", world.barrier());

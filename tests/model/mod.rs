@@ -107,6 +107,8 @@ pub struct Root {
     pub position: Option<usize>,
     /// The flattened dimensions of this root that are known by name.
     pub known: Vec<Axis>,
+    /// The dimensions that reshape made.
+    pub reshaped: Vec<Axis>,
     pub inherited: Vec<Axis>,
     /// In a range: the positions of the outer root that it has, and the axis that was cut there.
     pub range: Option<(Vec<usize>, Axis)>,
@@ -143,6 +145,7 @@ impl Root {
             ranks,
             position,
             known: Vec::new(),
+            reshaped: Vec::new(),
             inherited: Vec::new(),
             range: None,
         }
@@ -166,14 +169,19 @@ impl Root {
     }
 
     /// Takes over flattened dimensions of the root of which this root is a range: those that stay
-    /// at one index of the axis that was cut.
+    /// at one index of the axis that was cut, and whose names mean nothing else in this root.
     pub fn inherit(&mut self, outer: &Root) {
         let Some((positions, cut)) = &self.range else { return };
         let stays = |axis: &&Axis| {
             let same = |group: &Vec<usize>| group.iter().all(|at| cut.coordinate(*at) == cut.coordinate(group[0]));
             axis.groups.iter().all(same)
         };
-        self.inherited = outer.flat().filter(stays).map(|axis| renumbered(axis, positions)).collect();
+        let own = |axis: &Axis| {
+            let mut own = self.known.iter().chain(&self.reshaped).chain(&self.axes);
+            own.any(|own| own.name == axis.name && !own.same_walk(axis))
+        };
+        let inner = outer.flat().filter(stays).map(|axis| renumbered(axis, positions));
+        self.inherited = inner.filter(|axis| !own(axis)).collect();
     }
 
     /// Returns the array over these axes that holds a position. It goes along each axis in turn to
@@ -240,7 +248,9 @@ impl Root {
         }
         let flat = Axis::new(&name, (0..self.size).map(|from| self.copy(&view.axes, from)).collect());
         let taken = |axis: &Axis| axis.name == name && !axis.same_walk(&flat);
-        if self.axes.iter().any(|axis| axis.name == name) || self.flat().chain(&view.axes).any(taken) {
+        if self.axes.iter().any(|axis| axis.name == name)
+            || self.flat().chain(&view.axes).chain(&self.reshaped).any(taken)
+        {
             return Err(Status::InvalidArgument);
         }
         if !self.flat().any(|known| *known == flat) {
@@ -266,7 +276,7 @@ impl Root {
         if are_names(&split.names()) { Ok(split) } else { Err(Status::InvalidArgument) }
     }
 
-    pub fn reshape(&self, view: &View, sizes: &[usize], names: &[&str]) -> Result<View, Refused> {
+    pub fn reshape(&mut self, view: &View, sizes: &[usize], names: &[&str]) -> Result<View, Refused> {
         let product = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
         if product != Some(view.positions.len()) || !are_names(names) {
             return Err(Status::InvalidArgument);
@@ -280,6 +290,7 @@ impl Root {
         if axes.iter().any(|axis| axis.pairs().is_none() || other(axis)) {
             return Err(Status::InvalidArgument);
         }
+        self.reshaped.extend(axes.iter().cloned());
         Ok(View { axes, positions: view.positions.clone() })
     }
 
@@ -321,6 +332,7 @@ impl Root {
             ranks: self.ranks_of(&positions),
             position: self.position.and_then(new),
             known: Vec::new(),
+            reshaped: Vec::new(),
             inherited: Vec::new(),
             range: Some((positions, cut.clone())),
         };

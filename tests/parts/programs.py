@@ -20,7 +20,7 @@ ON_HOSTS = {
 APART_QUICK = {("collectives", 4), ("ragged", 4), ("reductions", 4), ("lazy", 4), ("group_abort", 2), ("mismatch", 4),
                ("finalize_failed", 4)}
 # The C tests that `make test-all` runs as C++17, too: the one of the INIT macros, and those that
-# are linked to the static library. `make test` compiles all of them as C++17.
+# are linked to the static library. It compiles the others as C++17 and does not run them.
 AS_CXX = {"header", "errors", "fork"}
 STATIC = [str(LIBRARY / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
 
@@ -107,7 +107,7 @@ def add_on_hosts(runner, path, program):
 def add_examples(runner):
     built = {}
 
-    def example(name, ranks, compiler, *arguments, expect=(), way=None):
+    def example(name, ranks, compiler, *arguments, expect=(), way=None, mark="quick"):
         if name not in built:
             source = next((ROOT / "examples").glob(f"{name}.c*"))
             define = f'-DDM_EXAMPLE_DATA="{ROOT}/examples/data/digits.csv"'
@@ -118,7 +118,7 @@ def add_examples(runner):
             for text in expect:
                 if not re.search(text, output, re.M):
                     raise Failure(f"no line like {text!r} in\n{output}")
-        runner.add(" ".join([f"examples/{name} x{ranks}", *arguments, *([way] if way else [])]), body)
+        runner.add(" ".join([f"examples/{name} x{ranks}", *arguments, *([way] if way else [])]), body, mark)
 
     cxx, c = [CXX, "-std=c++17"], [CC, "-std=c11"]
     accuracy = r"^test accuracy (9[5-9]|100)\.\d+ %$"
@@ -127,7 +127,7 @@ def add_examples(runner):
         r"^DeviceMesh\(\(replicate=2, shard=2, tp=2\), 'cpu', stride=\(4, 2, 1\)\)$",
         r"^rank 6:  replicate \{2, 6\}  shard \{4, 6\}  tp \{6, 7\}$", r"^epoch 20  loss 0\.\d+$", accuracy, same])
     example("hsdp_tp", 4, cxx, "--shape", "1", "2", "2", "--check", expect=[accuracy, same])
-    example("hsdp_tp", 6, cxx, "--shape", "3", "2", "1", "--check", expect=[accuracy, same])
+    example("hsdp_tp", 6, cxx, "--shape", "3", "2", "1", "--check", expect=[accuracy, same], mark="long")
     example("shards", 8, cxx, "--check", expect=[
         r"^rank 6  dp 1  fsdp 2  holds 151\.\.175$", r"^rows over fsdp, then tp:    0 1 2 3 4 5 6 7 8 9 10 11$"])
     example("hello_mesh", 4, c, expect=[r"^rank 3 at \(dp=1, tp=1\): sum over tp 5, over dp 4$"])

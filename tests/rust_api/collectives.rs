@@ -206,7 +206,7 @@ fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
         for (outcome, words) in [
             (mesh.collective(0, sum, UINT8, 5, send.at(0), other.at(0)), "5 bytes from offset 0 on are not inside"),
             (mesh.collective(0, sum, UINT8, 1, send.at(4), other.at(0)), "from offset 4 on"),
-            (mesh.collective(0, sum, UINT8, 2, send.at(0), send.at(1)), "overlap, but not as in place"),
+            (mesh.collective(0, sum, UINT8, 2, send.at(0), send.at(1)), "overlap, but not as an in-place call needs"),
             (mesh.collective(0, Collective::Shift, UINT8, 2, send.at(0), send.at(0)), "never works in place"),
             (mesh.collective(0, Collective::Swap { peer: 2 }, UINT8, 1, send.at(0), other.at(0)), "peer is 2"),
             (mesh.collective(0, sum, 12, 1, send.at(0), other.at(0)), "dtype is 12"),

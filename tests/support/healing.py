@@ -109,7 +109,8 @@ def check_comes_back(program, **variables):
     """Runs one of the small examples (examples/recover.py, recover.rs and that in Go), whose rank
     1 is killed. It comes back as a new process, and the line is that of a job that nobody
     disturbs."""
-    said = killed_once([*program, 1000], "rank 0 is at step 100\n", **variables)
-    done = re.findall(r"^rank (\d) is done: y = 3\.000 x -1\.000 after step 1000$", said, re.M)
+    # A step takes over 1 ms. The job must not be done before the rank is killed.
+    said = killed_once([*program, 3000], "rank 0 is at step 100\n", **variables)
+    done = re.findall(r"^rank (\d) is done: y = 3\.000 x -1\.000 after step 3000$", said, re.M)
     assert sorted(done) == ["0", "1", "2"], said
     assert len(re.findall(r"^rank [02] is in epoch 1", said, re.M)) == 2, said

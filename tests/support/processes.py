@@ -175,6 +175,12 @@ def gone(pid):
         return True
 
 
+def is_pending(pid, number):
+    """Whether a signal to this process has not arrived yet. A second one would change nothing."""
+    pending = re.search(r"^ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)[1]
+    return bool(int(pending, 16) >> number - 1 & 1)
+
+
 def waits(pids):
     """For each thread of these processes the seconds for which it was ready to run and waited for
     a processor, by the path of its file in /proc."""

@@ -1,5 +1,6 @@
 """Commands whose outputs are terminals."""
 
+import contextlib
 import fcntl
 import os
 import select
@@ -9,6 +10,17 @@ import termios
 import time
 
 from .processes import words
+
+
+def unread(ours):
+    """What a terminal shows and nobody has read yet. One read may give less than is there. Leaves
+    the terminal non-blocking."""
+    os.set_blocking(ours, False)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while piece := os.read(ours, 65536):
+            shown += piece
+    return shown
 
 
 def on_terminals(columns, *command, env):

@@ -27,6 +27,10 @@ macro_rules! alone {
     };
 }
 
+/// The most work of the server between two looks at the sockets: the small turns of 256 clients, a
+/// round, and the lists of waits.
+pub const LOOK: usize = 3 << 20;
+
 /// A deadline that is far away.
 pub fn soon() -> Wait {
     Wait::after(Duration::from_secs(30))

@@ -43,7 +43,7 @@ int main(int argc, char **argv)
     mesh = make(size, 0);
     OK(dm_set_log(DM_LOG_INFO, NULL, NULL));
   } else {
-    mesh = make(size, is_near ? 6000 : 0);
+    mesh = make(size, is_near ? 10000 : 0);
   }
   if (strcmp(what, "lost") == 0) {
     puts("ready");
