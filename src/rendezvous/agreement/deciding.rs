@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
-use super::round::{LEAST_ASK, Round};
+use super::round::{LEAST_ASK, Round, grace};
 use super::sharing::offered;
 use super::suspects::TakenForLost;
 use super::verdict::{Reason, Verdict, function_of, split_mesh, with_mesh};
@@ -12,11 +12,6 @@ use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::store::{Arrival, Count, Last};
 use crate::wait::{Deadline, Wait};
-
-/// Returns how long after its deadline a rank may take to find out which ranks it missed.
-fn grace(wait: &Wait) -> Duration {
-    Duration::from_millis(200).max(wait.deadline.timeout() / 20)
-}
 
 /// The way in which a rank takes part in a phase of a call.
 #[derive(Clone, Copy)]

@@ -24,7 +24,7 @@ use std::time::Duration;
 use super::decision::{Decision, Decisions, Epoch};
 use super::missing::AT_ONCE;
 use super::proposal::Terms;
-use super::round::{LEAST_ASK, Membership};
+use super::round::{LEAST_ASK, Membership, grace};
 use crate::error::{Error, Result};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::wait::{Deadline, Wait, Watch};
@@ -239,7 +239,8 @@ impl Recovery {
     /// Returns this wait for questions to the store. Where the deadline has passed, the store gets
     /// some time all the same, so that the others learn why this rank gives up.
     fn soon(wait: &Wait) -> Wait {
-        Wait { watch: None, ..wait.with_deadline(wait.deadline.at_least(LEAST_ASK)) }
+        let until = wait.deadline.extended(grace(wait)).at_least(LEAST_ASK);
+        Wait { watch: None, ..wait.with_deadline(until) }
     }
 
     /// Returns the ranks of these processes.

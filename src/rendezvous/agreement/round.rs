@@ -25,6 +25,11 @@ pub(super) const HURRIED: Duration = Duration::from_millis(50);
 /// ago.
 pub(super) const LEAST_ASK: Duration = Duration::from_millis(200);
 
+/// Returns how long after its deadline a rank may take to find out which ranks it missed.
+pub(super) fn grace(wait: &Wait) -> Duration {
+    LEAST_ASK.max(wait.deadline.timeout() / 20)
+}
+
 /// The ranks that agree, and their store. A scope shares it with its rounds.
 pub(in crate::rendezvous) struct Membership {
     /// The store in which the ranks meet.

@@ -450,3 +450,12 @@ fn the_job_ends_for_all_members() {
     job.terms.ends = true;
     assert_eq!(all_equal(job.recover(&[0, 1, 2])), "ended");
 }
+
+#[test]
+fn at_the_deadline_the_store_has_a_twentieth_of_the_timeout_to_answer() {
+    // A loaded machine may need more than 200 ms for the questions of a rank that gives up.
+    let asking = Recovery::soon(&Wait::after(Duration::from_secs(40)));
+    assert!(asking.deadline.left() > Duration::from_secs(41), "{:?}", asking.deadline.left());
+    let asking = Recovery::soon(&Wait::after(Duration::ZERO));
+    assert!(asking.deadline.left() > Duration::from_millis(100), "{:?}", asking.deadline.left());
+}
