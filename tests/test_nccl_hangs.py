@@ -30,6 +30,7 @@ NO_HANG = {
                                 "on the same thread with the same wait",
     "ncclGetVersion": "it returns a constant, before there is anything to wait for",
     "ncclGetErrorString": "it looks a code up in a table", "ncclGetLastError": "it gives a text that is there already",
+    "ncclCommCuDevice": "it reads a number that the communicator keeps, on the program's own thread within an operation",
     "ncclGroupStart": "it counts in a variable of the calling thread, whose group it begins",
     "ncclReduce": "as ncclAllReduce", "ncclBroadcast": "as ncclAllReduce", "ncclAllGather": "as ncclAllReduce",
     "ncclReduceScatter": "as ncclAllReduce", "ncclAlltoAll": "as ncclAllReduce", "ncclSend": "as ncclAllReduce",

@@ -56,7 +56,7 @@ WAYS = [
     ("docs/log.md", r"DM_LOG=info devicemesh run -n 2 ./train", By("tests/test_log.py", "DM_LOG", "over a program that logs the same")),
     ("docs/reliability.md", r"devicemesh run -n 6 --restart rank .* recover ", By("tests/test_join.py", '"--restart", "rank"')),
     ("docs/reliability.md", r"devicemesh run -n 7 .* recover ", By("tests/test_recover.py", "examples/recover.c")),
-    ("docs/reliability.md", r"devicemesh run -n 8 .* elastic ", By("tests/test_elastic.py", '"--check", "--replace", 30000')),
+    ("docs/reliability.md", r"devicemesh run -n 8 .* elastic ", By("tests/test_elastic.py", '"--check", "--pause", 5, "--replace", 30000')),
     ("docs/reliability.md", r"devicemesh run -n 3 .* examples/jax_elastic.py", By("tests/test_jax.py", "examples/jax_elastic.py")),
     ("docs/tool.md", r"devicemesh run --hosts alpha,beta ", By("tests/test_starting_hosts.py", "--hosts")),
     ("docs/tool.md", r"srun -N 2 .* devicemesh run ",

@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use child_ranks::{Part, Rank, leave_as_told, listen, say, say_result, start_all, watch};
-use common::{config, from_hex, hex_of, init, last_error, unique_id};
+use common::{config, from_hex, hex_of, init, last_error, unique_id, until_thread_asleep};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -369,8 +369,13 @@ fn abort_wakes_a_blocked_call_of_the_same_process() {
     });
     let comm = |rank: usize| comms[rank] as ncclComm_t;
     std::thread::scope(|scope| {
-        let blocked = scope.spawn(|| (all_reduce(comm(0), &mut [1.0]), last_error()));
-        std::thread::sleep(Duration::from_millis(50));
+        let (tell, told) = std::sync::mpsc::channel();
+        let blocked = scope.spawn(move || {
+            // SAFETY: the call has no conditions.
+            tell.send(unsafe { libc::gettid() }).unwrap();
+            (all_reduce(comm(0), &mut [1.0]), last_error())
+        });
+        until_thread_asleep(told.recv().unwrap());
         let aborted = Instant::now();
         // SAFETY: the communicator is live.
         assert_eq!(unsafe { ncclCommAbort(comm(0)) }, ncclSuccess);

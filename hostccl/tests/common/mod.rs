@@ -99,15 +99,29 @@ pub fn last_error() -> String {
 /// other processes.
 #[track_caller]
 pub fn until_asleep(pid: u32) {
-    let is_asleep = |task: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    until_all_sleep(&format!("process {pid}"), || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        tasks.map(|task| task.path()).collect()
+    });
+}
+
+/// Returns when a thread of this process has slept for a while, which means that it waits for other
+/// ranks.
+#[track_caller]
+pub fn until_thread_asleep(tid: libc::pid_t) {
+    until_all_sleep(&format!("thread {tid}"), || vec![format!("/proc/self/task/{tid}").into()]);
+}
+
+#[track_caller]
+fn until_all_sleep(who: &str, tasks: impl Fn() -> Vec<std::path::PathBuf>) {
+    let is_asleep = |task: std::path::PathBuf| {
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
         stat.rsplit_once(')').is_none_or(|(_, rest)| rest.starts_with(" S"))
     };
     let (mut looks, began) = (0, std::time::Instant::now());
     while looks < 20 {
-        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-        looks = if tasks.all(is_asleep) { looks + 1 } else { 0 };
-        assert!(began.elapsed() < DEADLINE, "process {pid} does not come to wait");
+        looks = if tasks().into_iter().all(is_asleep) { looks + 1 } else { 0 };
+        assert!(began.elapsed() < DEADLINE, "{who} does not come to wait");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
 }
