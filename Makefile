@@ -139,7 +139,7 @@ bench-recorder:
 	$(PYTHON) benches/recorder.py $(ARGS)
 
 # Counts instructions per call under valgrind and compares them with tests/instructions.json, as
-# `make test` does.
+# `make test-rest` does.
 instructions:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/instructions.py $(ARGS)

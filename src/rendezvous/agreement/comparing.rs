@@ -55,7 +55,8 @@ impl Round {
                     came => drop(came?),
                 }
             }
-            let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(WINDOW)) };
+            // A slow store has the rest of the call's time to take the verdict.
+            let soon = Wait { watch: None, ..wait.with_deadline(wait.deadline.at_least(WINDOW)) };
             let verdict = self.spell_out(phase, theirs, &soon)?;
             let verdict = verdict.unwrap_or_else(|| self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, 1, theirs));
             self.decide(phase, &verdict, &soon)?

@@ -102,6 +102,31 @@ fn a_failure_that_a_lost_rank_may_explain_is_told_as_the_loss() {
 }
 
 #[test]
+fn a_slow_store_does_not_make_a_timeout_of_a_mismatch() {
+    let before = |operation: &str, _: usize, wait: &Wait| {
+        if operation == "set_once" {
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        if wait.deadline.passed() { Err(Error::timeout("the store is slow")) } else { Ok(()) }
+    };
+    let store: Arc<dyn Store> = Arc::new(Hooked { store: MemoryStore::new(), before });
+    let call = |me: usize| {
+        let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+        let membership = membership(Arc::clone(&store), losses, Members::All(2), me);
+        let scope = Scope::new(membership, "test/world".to_owned());
+        scope.agree(&format!("call of {me}"), &soon()).map(drop).unwrap_err()
+    };
+    let errors = std::thread::scope(|threads| {
+        let call = &call;
+        let calls = [0, 1].map(|me| threads.spawn(move || call(me)));
+        calls.map(|call| call.join().unwrap())
+    });
+    for error in errors {
+        assert_eq!(error.message(), "rank 1 called call of 1 as call 0, rank 0 called call of 0");
+    }
+}
+
+#[test]
 fn a_failure_in_the_middle_reaches_every_rank() {
     let errors = ranks(3, |me, scope| {
         let round = scope.agree("dm_init()", &soon()).unwrap();
