@@ -117,6 +117,8 @@ def add(runner):
     found = sources()
     missing = {*LENGTHY, *OF_PROCESSES} - set(found)
     assert not missing, f"tests/parts/rust.py names files that are no test program: {missing}"
+    # This case does not wait for the programs, so it runs while they are built.
+    runner.add("rust the oldest that is promised", oldest_rust, "long")
     for source in sorted(found, key=lambda source: source not in LENGTHY):
         runner.add(f"rust {source}", programs.case(source))
     for source in OF_PROCESSES:
@@ -126,7 +128,6 @@ def add(runner):
     over_wheel = programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx, may_skip=False)
     runner.add("rust wire_ucx over the wheel's UCX", over_wheel, "long")
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), "release")
-    runner.add("rust the oldest that is promised", oldest_rust, "long")
     documentation = ["cargo", "test", *WORKSPACE, "--doc"]
 
     def documented():
