@@ -20,6 +20,9 @@ struct Locked<T> {
     pid: u32,
     /// The value.
     value: Mutex<T>,
+    /// The lock of the process from which this one took the value over. It is kept here only so that
+    /// tools that look for leaks do not report it.
+    _parents: *mut Locked<T>,
 }
 
 impl<T: Default + Send + 'static> Inherited<T> {
@@ -48,7 +51,7 @@ impl<T: Default + Send + 'static> Inherited<T> {
             if let Some(locked) = known.filter(|locked| locked.pid == pid) {
                 return &locked.value;
             }
-            let raw = Box::into_raw(Box::new(Locked { pid, value: Mutex::new(T::default()) }));
+            let raw = Box::into_raw(Box::new(Locked { pid, value: Mutex::new(T::default()), _parents: last }));
             // SAFETY: the pointer comes from `Box::into_raw`. The memory is freed below only where
             // no other thread has got the pointer.
             let own: &'static Locked<T> = unsafe { &*raw };
@@ -83,7 +86,8 @@ mod tests {
     #[test]
     fn threads_that_make_the_first_use_at_once_keep_the_value() {
         for round in 0..100 {
-            let parents = Box::into_raw(Box::new(Locked { pid: 0, value: Mutex::new(7_u32) }));
+            let parents =
+                Box::into_raw(Box::new(Locked { pid: 0, value: Mutex::new(7_u32), _parents: ptr::null_mut() }));
             let (value, ready) = (Inherited { last: AtomicPtr::new(parents) }, AtomicU32::new(0));
             let first_use = || {
                 ready.fetch_add(1, Ordering::SeqCst);
