@@ -51,8 +51,8 @@
  *                 DM_STATUS_PEER_LOST says that a rank is lost or has aborted what the call uses.
  *   out           The call writes to parameters named ..._out, and only when it succeeds. A query
  *                 with a buffer (buffer, capacity, len_out) writes *len_out also when it fails with
- *                 DM_STATUS_BUFFER_TOO_SMALL or DM_STATUS_NOT_MEMBER. So capacity 0 asks for the
- *                 length.
+ *                 DM_STATUS_BUFFER_TOO_SMALL or DM_STATUS_NOT_MEMBER, and when it fails because
+ *                 buffer is NULL. So capacity 0 asks for the length.
  *   borrowed      The library owns the thing, and it is valid as long as the text says. The caller
  *                 does not free it.
  *   world rank    A process's number in the world, 0 to the world's size - 1.
@@ -73,9 +73,13 @@
  * Errors: an Errors list names the statuses that the call itself has a reason for.
  * DM_STATUS_INTERNAL and DM_STATUS_EXHAUSTED can come from any call, DM_STATUS_UNSUPPORTED from any
  * call in a forked child (see Forks), and DM_STATUS_STORE from any call in which ranks of a world
- * agree: those that make or end something, and those of the control plane. A failing call leaves
- * its reason in dm_last_error of the calling thread. No function aborts the process or unwinds into
- * C.
+ * agree: those that make or end something, and those of the control plane. On cuda,
+ * DM_STATUS_DEVICE can come from any call that makes communicators: another device than that of the
+ * world is current on the thread. A collective on data that makes its communicator, which it does
+ * on a mesh of DM_INIT_LAZY and along dimensions of size 1, can give the errors of dm_get_comm.
+ * After a recovery, DM_STATUS_NOT_MEMBER can come from any collective call over the world: this
+ * rank is not in the mesh. A failing call leaves its reason in dm_last_error of the calling thread.
+ * No function aborts the process or unwinds into C.
  *
  * Threads: every function may be called from several threads at once, on the same handle. A handle
  * is a token (slot and generation), not an address: one that is stale or made up gives
@@ -431,12 +435,12 @@ typedef struct dm_world_options {
    */
   int32_t world_size;
   /**
-   * This process's rank, 0 to world_size - 1; used when world_size is given.
+   * This process's rank, 0 to world_size - 1, when world_size is given, and 0 otherwise.
    */
   int32_t rank;
   /**
-   * This process's rank on its host, from which its device follows; used when world_size is
-   * given. A rank that leaves it at 0 gets a number that no other rank of its host has, the
+   * This process's rank on its host, from which its device follows, when world_size is given,
+   * and 0 otherwise. A rank that leaves it at 0 gets a number that no other rank of its host has, the
    * lowest world rank first. So it may stay 0 on all ranks.
    */
   int32_t local_rank;
@@ -1832,8 +1836,8 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  * Frees a mesh handle. It ends no working communicator, because raw pointers to it may be in use:
  * call dm_finalize (or dm_world_finalize, dm_abort) before, which ends the communicators.
  *
- * Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle
- * in a forked child. Other views are not touched. A program that makes meshes and only frees them
+ * Local, waits for no rank; NULL is a no-op, and so are a handle that was freed before and any
+ * handle in a forked child. Other views are not touched. A program that makes meshes and only frees them
  * keeps the memory of every communicator until dm_world_finalize. Where this was the last handle,
  * a thread of the library ends what takes time: failed communicators that no mesh has any more,
  * and the world. The end of the process waits one second at most for that thread.
@@ -2447,8 +2451,8 @@ dm_status dm_group_end(const struct dm_mesh *mesh);
  * after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL)
  * the blocks follow each other. A count may be 0. The count that rank i sends to rank k is the
  * count that k expects from i. On cpu other counts give DM_STATUS_MISMATCH on all ranks, before
- * anything is written; NCCL does not compare the counts. No block of recv overlaps another block
- * of either buffer.
+ * anything is written (DM_STATUS_INVALID_ARGUMENT in a group of one rank); NCCL does not compare
+ * the counts. No block of recv overlaps another block of either buffer.
  *
  * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
  * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
@@ -2661,7 +2665,8 @@ void dm_buffers_free(struct dm_buffers *buffers);
  * Errors: DM_STATUS_PEER_LOST (a rank is lost, or has aborted; named where known),
  * DM_STATUS_MISMATCH (an earlier collective failed), DM_STATUS_TIMEOUT (an earlier collective
  * failed, or NCCL does not answer), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
- * DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE.
+ * DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_ARGUMENT (dim
+ * is no name), DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
 
@@ -2718,13 +2723,14 @@ dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stre
  * for NCCL's own abort, which waits for captured CUDA graphs with work of the communicator and for
  * ranks of this host. The limit for both together is the mesh's timeout, but not less than one
  * second and not more than five. At the limit the call gives DM_STATUS_TIMEOUT, and the
- * communicator ends later.
+ * communicator ends later. Before that the call takes half a second at most to tell the store.
  *
  * The mesh has ended (see "ended" at the head of this file) from the beginning of the call on,
  * also when the call fails. A communicator that another root mesh of this world shares ends for
  * that one as well; a mesh that is made afterwards has new ones. Raw communicators from
  * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
- * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it.
+ * only waits for communicators that have not ended yet. A dm_init in progress has no mesh yet:
+ * dm_world_abort ends it.
  *
  * NCCL's abort returns when the work of this root has left the streams. Where this work lies
  * behind stuck work of another mesh, dm_world_abort ends both. NCCL forbids ending a communicator
@@ -2745,10 +2751,11 @@ dm_status dm_abort(const struct dm_mesh *mesh);
 /**
  * Waits for the outstanding work of this view's root mesh, destroys those of its communicators
  * that no other root mesh of this world shares, and ends the mesh (see "ended" at the head of this
- * file).
+ * file). On cuda it does not wait for work on a communicator that another root mesh shares, or that
+ * the program made (dm_from_comms): dm_stream_wait does.
  *
  * Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
- * options NULL: the mesh's timeout. options->dim_options must be NULL. Errors: DM_STATUS_TIMEOUT
+ * options NULL: the mesh's timeout. options->num_dim_options must be 0. Errors: DM_STATUS_TIMEOUT
  * and DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before,
  * and dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
  * ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
@@ -2822,7 +2829,7 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
  * rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
  * CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
- * dm_world_abort), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
+ * dm_world_abort, and when a dm_recover has given the job another mesh), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
  * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank is lost; or the lost rank served the
  * store, as rank 0 may do, and then no call succeeds any more), DM_STATUS_CCL,
  * DM_STATUS_INVALID_HANDLE.

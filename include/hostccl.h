@@ -90,8 +90,9 @@ typedef enum {
 } ncclResult_t;
 
 /* Element types. Reductions of ncclFloat16, ncclBfloat16 and the 8-bit types compute in single
- * precision and round once, at the end. Results of the 8-bit types that are beyond the largest
- * number become the largest number, as in NCCL. */
+ * precision and round once, at the end. Over several hosts, a reduction of ncclFloat16 and
+ * ncclBfloat16 also rounds the result of each host. Results of the 8-bit types that are beyond the
+ * largest number become the largest number, as in NCCL. */
 typedef enum {
   ncclInt8 = 0,
   ncclChar = 0,

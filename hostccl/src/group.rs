@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use crate::blame::Blame;
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::handle::{DrivenHere, Handle, WithoutThread};
 use crate::machine;
 use crate::message::{Message, Side};
@@ -43,6 +44,11 @@ impl Drop for Group {
     fn drop(&mut self) {
         if self.depth == 0 {
             return;
+        }
+        // A forked child has none of the shared memory that the calls use. The parent still has the
+        // calls.
+        if fork::is_child() {
+            return std::mem::forget(std::mem::take(&mut self.tasks));
         }
         for task in &mut self.tasks {
             if let Task::Init(init) = task {
@@ -343,7 +349,8 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
     }
     let driven = progress::run_all(&mut lanes);
     delivered.and(driven).map_err(|error| {
-        let comms: BTreeSet<usize> = lane_of.keys().map(|(comm, ..)| *comm).chain(to_self.into_keys()).collect();
+        let to_self = to_self.into_keys().map(|(comm, _)| comm);
+        let comms: BTreeSet<usize> = lane_of.keys().map(|(comm, ..)| *comm).chain(to_self).collect();
         if comms.len() > 1 { error.noting(OTHERS_DONE) } else { error }
     })
 }
@@ -353,19 +360,25 @@ fn is_to_self(message: &Message) -> bool {
     message.peer() == message.communicator().rank
 }
 
-/// The messages that ranks send to themselves: the sends and the receives of each communicator, by
-/// its address.
-type ToSelf = BTreeMap<usize, (Vec<Message>, Vec<Message>)>;
+/// The address of a message's communicator, and the tag of the message's name. Messages of one name
+/// belong together.
+type Pairing = (usize, u64);
 
-/// Fails if, on some communicator, a rank sends itself more or fewer messages than it receives from
-/// itself. Runs before any call of the group begins.
+fn pairing(message: &Message) -> Pairing {
+    (Arc::as_ptr(message.communicator()).addr(), message.name().tag)
+}
+
+/// The messages that ranks send to themselves: the sends and the receives.
+type ToSelf = BTreeMap<Pairing, (Vec<Message>, Vec<Message>)>;
+
+/// Fails if, on some communicator and under some name, a rank sends itself more or fewer messages
+/// than it receives from itself. Runs before any call of the group begins.
 fn check_to_self(tasks: &[Task]) -> Result<()> {
-    let mut counts: BTreeMap<usize, (&Message, [usize; 2])> = BTreeMap::new();
+    let mut counts: BTreeMap<Pairing, (&Message, [usize; 2])> = BTreeMap::new();
     for task in tasks {
         let Task::Message(message) = task else { continue };
         if is_to_self(message) {
-            let comm = Arc::as_ptr(message.communicator()).addr();
-            let (_, counts) = counts.entry(comm).or_insert((message, [0; 2]));
+            let (_, counts) = counts.entry(pairing(message)).or_insert((message, [0; 2]));
             counts[usize::from(matches!(message.side(), Side::Recv(_)))] += 1;
         }
     }
@@ -373,8 +386,9 @@ fn check_to_self(tasks: &[Task]) -> Result<()> {
         return Ok(());
     };
     let error = Error::usage(format!(
-        "messages of {} to itself in one group: {sent} sent and {received} received; each send and its receive belong in one group",
+        "messages of {} to itself{} in one group: {sent} sent and {received} received; each send and its receive belong in one group",
         any.communicator().own_label(),
+        any.name().along(),
     ));
     Err(if tasks.len() > 1 { error.noting(NOTHING_DONE) } else { error })
 }
@@ -385,15 +399,15 @@ fn take_to_self(tasks: &mut [Option<Task>]) -> ToSelf {
     for slot in tasks {
         let own = slot.take_if(|task| matches!(task, Task::Message(message) if is_to_self(message)));
         if let Some(Task::Message(message)) = own {
-            let (sends, receives) = to_self.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
+            let (sends, receives) = to_self.entry(pairing(&message)).or_default();
             if matches!(message.side(), Side::Send(_)) { sends.push(message) } else { receives.push(message) }
         }
     }
     to_self
 }
 
-/// Delivers the messages that ranks send to themselves. On each communicator, the n-th send belongs
-/// to the n-th receive. Returns the first failure, after the messages of the other communicators.
+/// Delivers the messages that ranks send to themselves. On each communicator and under each name, the
+/// n-th send belongs to the n-th receive. Returns the first failure, after the messages of the other communicators.
 fn deliver_to_self(to_self: &ToSelf) -> Result<()> {
     let mut delivered = Ok(());
     for (sends, receives) in to_self.values() {

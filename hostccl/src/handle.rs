@@ -140,6 +140,19 @@ impl Handle {
         self.comm_unless_in_progress()?.ok_or_else(in_progress)
     }
 
+    /// Does what [`ready`](Handle::ready) does, also where a call in the background has failed.
+    pub(crate) fn ready_or_failed(&self) -> Result<&Arc<Comm>> {
+        let made = self.comm.get().filter(|_| !self.in_progress());
+        made.map_or_else(|| self.ready(), Ok)
+    }
+
+    /// Forgets that a call in the background has failed.
+    pub(crate) fn forget_failure(&self) {
+        let mut error = lock(&self.error);
+        *error = None;
+        self.failed.store(false, Ordering::Release);
+    }
+
     /// Returns the communicator for a message.
     #[inline]
     pub(crate) fn for_message(&self) -> Result<&Arc<Comm>> {
@@ -322,10 +335,7 @@ impl Handle {
             self.wait(LONGEST_WAIT);
         }
         // A call in the background may have failed. The communicator has ended for that call, too.
-        let mut error = lock(&self.error);
-        *error = None;
-        self.failed.store(false, Ordering::Release);
-        drop(error);
+        self.forget_failure();
         comm.wait_until_idle(Some(LONGEST_WAIT))
     }
 

@@ -42,6 +42,13 @@ pub(crate) trait Operation {
         true
     }
 
+    /// Whether the operation is polled once more after a wait for it has failed, so that it can tell
+    /// the other ranks. If the operation is still blocked then, the call fails with the error of the
+    /// wait.
+    fn handles_failed_wait(&self) -> bool {
+        false
+    }
+
     /// Describes the call with its values, for messages.
     fn describe(&self) -> String;
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::Operation;
 use crate::outside;
 use crate::poll::{Blocker, Poll};
@@ -46,6 +46,9 @@ pub(crate) struct Drive {
     comm_timeout: Cell<Option<Option<Duration>>>,
     /// The time of the operation that counts for its deadline.
     own_time: OwnTime,
+    /// The failure of a wait, until the operation has been polled once more
+    /// ([`Operation::handles_failed_wait`]).
+    failed: Option<Error>,
 }
 
 impl Drive {
@@ -64,11 +67,19 @@ impl Drive {
                 Ok(false)
             }
             Poll::Blocked { seen, blocker } => {
+                if let Some(error) = self.failed.take() {
+                    return Err(error);
+                }
                 let (operation, times) = (&*operation, (&self.comm_timeout, &self.own_time));
                 let call = || operation.describe();
                 let blocked = blocked_call(operation, (seen, blocker), times, &call);
                 let blocked = blocked.expect("a blocked operation has a communicator");
-                wait.until_any_may_continue(&[blocked]).map(|()| false).map_err(|failed| failed.error)
+                match wait.until_any_may_continue(&[blocked]) {
+                    Err(Failed { error, .. }) if operation.handles_failed_wait() => self.failed = Some(error),
+                    Err(Failed { error, .. }) => return Err(error),
+                    Ok(()) => {}
+                }
+                Ok(false)
             }
         });
         step.map_err(|error| self.wait.time(error).within(&operation.describe()))
@@ -119,12 +130,15 @@ pub(crate) struct Lane<'a, T> {
     comm_timeout: Cell<Option<Option<Duration>>>,
     /// The time of the first operation that counts for its deadline.
     own_time: OwnTime,
+    /// The failure of a wait for the first operation, until that operation has been polled once more
+    /// ([`Operation::handles_failed_wait`]).
+    failed: Option<Error>,
 }
 
 impl<'a, T: Holder> Lane<'a, T> {
     /// Returns a lane of one operation.
     pub(crate) fn new(first: &'a mut Option<T>) -> Lane<'a, T> {
-        Lane { first, rest: VecDeque::new(), comm_timeout: Cell::default(), own_time: OwnTime::default() }
+        Lane { first, rest: VecDeque::new(), comm_timeout: Cell::default(), own_time: OwnTime::default(), failed: None }
     }
 
     /// Adds an operation at the end.
@@ -171,6 +185,7 @@ impl<'a, T: Holder> Lane<'a, T> {
         *self.first = None;
         self.comm_timeout.set(None);
         self.own_time.clear();
+        self.failed = None;
         if let Some(next) = self.rest.pop_front() {
             self.first = next;
         }
@@ -197,6 +212,9 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                 let mut polled = operation.poll();
                 if polled == Ok(Poll::Done) {
                     polled = lane.end_first().map(|()| Poll::Done);
+                }
+                if let (Ok(Poll::Blocked { .. }), Some(error)) = (&polled, lane.failed.take()) {
+                    polled = Err(error);
                 }
                 let Some(operation) = lane.first() else { break };
                 match polled {
@@ -247,21 +265,26 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
         // A failure that is found while waiting belongs to a communicator, so the lanes of this
         // communicator end here.
         if let Err(Failed { call, error }) = wait.until_any_may_continue(&waiting) {
-            let error = wait.time(error).within(&(waiting[call].call)());
-            if first.is_ok() {
-                first = Err(error);
-            }
+            let mut error = Some(error);
+            let described = (waiting[call].call)();
             let mut waiting = 0..;
             let mut blocked = blocked.into_iter();
             lanes.retain_mut(|lane| {
                 let blocked = blocked.next().unwrap_or(Poll::Outside);
                 let has_failed = blocked != Poll::Outside && waiting.next() == Some(call);
-                let goes_on = !has_failed && lane.goes_on(blocked);
+                let handles = has_failed && lane.first().is_some_and(|operation| operation.handles_failed_wait());
+                if handles {
+                    lane.failed = error.take();
+                }
+                let goes_on = handles || !has_failed && lane.goes_on(blocked);
                 if !goes_on {
                     lane.clear();
                 }
                 goes_on
             });
+            if let Some(error) = error.filter(|_| first.is_ok()) {
+                first = Err(wait.time(error).within(&described));
+            }
         }
     }
 }

@@ -358,6 +358,12 @@ impl Operation for ChildInit {
         self.operation.is_matched()
     }
 
+    /// A wait fails the new communicator. The operation must tell the ranks of the parent, and give
+    /// the blamed ranks their numbers there.
+    fn handles_failed_wait(&self) -> bool {
+        true
+    }
+
     fn describe(&self) -> String {
         self.operation.describe()
     }

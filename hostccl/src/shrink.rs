@@ -76,6 +76,7 @@ impl Shrink {
 
 impl Operation for Shrink {
     fn poll(&mut self) -> Result<Poll> {
+        self.remaining.begin();
         if self.remaining.join.is_none() {
             let first = self.remaining.members[0];
             let seen = self.remaining.offer(first).number.value();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::call_name::Name;
+use crate::call_name::{NO_TAG, Name};
 use crate::collective::{Call, Collective, Ragged};
 use crate::comm::Comm;
 use crate::error::Result;
@@ -56,7 +56,12 @@ impl Task {
     pub(crate) fn lane(&self) -> Option<(usize, Place, u64)> {
         let (comm, place, name) = match self {
             Task::Init(init) => init.lane().map(|(comm, name)| (comm, Place::Collectives, name))?,
-            Task::Child(child) => (child.parent(), Place::Collectives, child.name()?),
+            Task::Child(child) => match child.name() {
+                Some(name) => (child.parent(), Place::Collectives, name),
+                // A shrink takes no turns with other calls. Two shrinks would offer their segments in
+                // the same place.
+                None => return Some((Arc::as_ptr(child.parent()).addr(), Place::Collectives, NO_TAG)),
+            },
             Task::Collective(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
             Task::Spanning(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
             Task::Message(message) => (message.communicator(), message.place(), *message.name()),

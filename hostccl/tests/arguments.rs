@@ -308,3 +308,46 @@ fn buffers_that_overlap_otherwise_than_in_place_are_refused() {
         }
     });
 }
+
+#[test]
+fn the_place_of_a_new_communicator_is_null_after_a_failure() {
+    let other = Comm::init_all(1).remove(0);
+    let failed = Comm::init_all(2);
+    // SAFETY: the token is live, and its Comm destroys nothing after this.
+    ok(unsafe { ncclCommAbort(*failed[1]) });
+    let (no_id, mut list) = (ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] }, [1]);
+    let mut wrong = ncclConfig_t { blocking: 7, ..NCCL_CONFIG_INITIALIZER };
+    let (alone, default) = (null_mut(), NCCL_SHRINK_DEFAULT);
+    let mut call = |what: &str, place: *mut ncclComm_t| {
+        // SAFETY: there is a place for the communicator, and each argument that is not NULL is valid.
+        unsafe {
+            match what {
+                "a bad id" => ncclCommInitRank(place, 1, no_id, 0),
+                "a bad configuration" => ncclCommInitRankConfig(place, 1, unique_id(), 0, &raw mut wrong),
+                "no ids" => ncclCommInitRankScalable(place, 1, 0, 0, null_mut(), null_mut()),
+                "no list" => ncclCommShrink(*failed[0], null_mut(), 1, place, null_mut(), default),
+                "a split of a failed one" => ncclCommSplit(*failed[0], 0, 0, place, null_mut()),
+                "a shrink of a failed one" => {
+                    ncclCommShrink(*failed[0], list.as_mut_ptr(), 1, place, null_mut(), default)
+                }
+                _ => ncclCommSplit(alone, 0, 0, place, null_mut()),
+            }
+        }
+    };
+    let all = [
+        "a bad id",
+        "a bad configuration",
+        "no ids",
+        "no list",
+        "a split of a failed one",
+        "a shrink of a failed one",
+        "a split of nothing",
+    ];
+    for what in all {
+        let mut place = *other;
+        assert_ne!(call(what, &raw mut place), ncclSuccess, "{what}");
+        assert!(place.is_null(), "{what}: the place still has another communicator");
+    }
+    // SAFETY: the token is live.
+    ok(unsafe { ncclCommAbort(*failed[0]) });
+}

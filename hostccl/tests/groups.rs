@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 
 use common::{Comm, config, gather, group, last_error, ok, ranks, sum};
@@ -112,6 +112,52 @@ fn a_rank_gets_its_own_messages_on_the_communicator_where_it_sent_them() {
     let told = last_error();
     assert!(expected.iter().any(|count| told.contains(&format!("to itself in one group: {count}"))), "{told}");
     assert!(told.ends_with("; nothing of this group was performed"), "{told}");
+}
+
+#[test]
+fn a_rank_gets_its_own_messages_by_their_names() {
+    let comm = Comm::init_all(1).remove(0);
+    let named = |tag: u64, text: &CStr| {
+        // SAFETY: the text is a C string.
+        ok(unsafe { hostcclNextCallName(tag, text.as_ptr()) });
+    };
+    let [mut tp, mut dp] = [vec![0; 2], vec![0; 3]];
+    group(|| {
+        named(1, c"tp");
+        send(&comm, &[1, 2], 0);
+        named(2, c"dp");
+        send(&comm, &[3, 4, 5], 0);
+        named(2, c"dp");
+        recv(&comm, &mut dp, 0);
+        named(1, c"tp");
+        recv(&comm, &mut tp, 0);
+    });
+    assert_eq!((tp, dp), (vec![1, 2], vec![3, 4, 5]));
+
+    // SAFETY: the group is ended below.
+    ok(unsafe { ncclGroupStart() });
+    named(1, c"tp");
+    send(&comm, &[1], 0);
+    named(2, c"dp");
+    recv(&comm, &mut [0], 0);
+    // SAFETY: the group has been started.
+    assert_eq!(unsafe { ncclGroupEnd() }, ncclInvalidUsage);
+    assert!(last_error().contains("to itself along tp in one group: 1 sent and 0 received"), "{}", last_error());
+}
+
+#[test]
+fn a_shrink_of_a_group_that_performs_nothing_ends_nothing() {
+    let comms = Comm::init_all(2);
+    let (mut list, mut shrunk) = ([1], null_mut());
+    // SAFETY: the place outlives the call, because the group fails. The wrong call uses no buffer.
+    unsafe {
+        ok(ncclGroupStart());
+        ok(ncclCommShrink(*comms[0], list.as_mut_ptr(), 1, &raw mut shrunk, null_mut(), NCCL_SHRINK_ABORT));
+        assert_ne!(ncclAllReduce(null_mut(), null_mut(), 4, F32, SUM, *comms[0], null_mut()), ncclSuccess);
+        assert_eq!(ncclGroupEnd(), ncclInvalidArgument);
+    }
+    assert!(last_error().ends_with("; nothing of this group was performed"), "{}", last_error());
+    assert_eq!(state_of(&comms[0]), ncclSuccess, "{}", last_error());
 }
 
 #[test]

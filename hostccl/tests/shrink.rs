@@ -259,3 +259,82 @@ fn wait_until_made(comm: &Comm) {
     }
     assert_eq!(status, ncclSuccess, "{}", last_error());
 }
+
+#[test]
+fn a_group_makes_several_communicators_by_shrinking() {
+    ranks(4, |comm, rank| {
+        for _ in 0..20 {
+            let (mut lists, mut places) = ([[3], [2]], [null_mut(); 2]);
+            group(|| {
+                for ((list, place), excluded) in lists.iter_mut().zip(&mut places).zip([3, 2]) {
+                    if rank != excluded {
+                        // SAFETY: the list has one rank, and the places outlive the group.
+                        ok(unsafe {
+                            ncclCommShrink(**comm, list.as_mut_ptr(), 1, place, null_mut(), NCCL_SHRINK_DEFAULT)
+                        });
+                    }
+                }
+            });
+            for (place, excluded) in places.into_iter().zip([3, 2]) {
+                let left: Vec<i64> = (0..4).filter(|other| *other != excluded).collect();
+                match rank as i64 == excluded {
+                    true => assert!(place.is_null()),
+                    false => assert_eq!(gather(&Comm(place), rank as i64), left),
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_failed_split_in_the_background_does_not_keep_a_rank_from_shrinking_with_abort() {
+    let aborted = Barrier::new(3);
+    ranks(3, |comm, rank| {
+        if rank == 2 {
+            // SAFETY: the token is live. Its Comm destroys nothing after this.
+            ok(unsafe { ncclCommAbort(**comm) });
+            aborted.wait();
+            return;
+        }
+        let state = |comm: &Comm| {
+            let mut state = -1;
+            // SAFETY: the communicator is live, and there is a place for the answer.
+            ok(unsafe { hostcclCommWait(**comm, 20_000, &raw mut state) });
+            state
+        };
+        let (mut part, mut in_background) = (null_mut(), config(0));
+        // SAFETY: the place outlives the call, because the test waits for it.
+        let begun = unsafe { ncclCommSplit(**comm, 0, 0, &raw mut part, &raw mut in_background) };
+        assert!([ncclInProgress, ncclRemoteError].contains(&begun), "{begun}");
+        assert_eq!(state(comm), ncclRemoteError);
+        aborted.wait();
+        for blocking in [1, 0] {
+            let (mut list, mut shrunk, mut config) = ([2], null_mut(), config(blocking));
+            let (list, place) = (list.as_mut_ptr(), &raw mut shrunk);
+            // SAFETY: the list has one rank, and the place outlives the call.
+            let begun = unsafe { ncclCommShrink(**comm, list, 1, place, &raw mut config, NCCL_SHRINK_ABORT) };
+            assert_eq!(begun, if blocking == 1 { ncclSuccess } else { ncclInProgress }, "{}", last_error());
+            // After the shrink the parent's state is that it has ended.
+            assert_eq!(state(comm), ncclRemoteError);
+            assert_eq!(sum(&Comm(shrunk), 10), 20);
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_shrink_is_named_with_its_number_in_the_parent() {
+    let all_have_failed = Barrier::new(4);
+    let blamed = ranks(4, |comm, rank| {
+        // SAFETY: the communicator is live.
+        ok(unsafe { hostcclCommSetTimeout(**comm, 1500) });
+        let failed = [1, 2].contains(&rank).then(|| shrink(comm, &[0], NCCL_SHRINK_DEFAULT).err());
+        let (mut code, mut ranks, mut lost, mut count, mut waited) = (0, [-1; 4], [-1; 4], 0, 0);
+        let (code, lost, waited) = (&raw mut code, lost.as_mut_ptr(), &raw mut waited);
+        // SAFETY: there is room for four ranks, and there are places for the other answers.
+        ok(unsafe { hostcclLastErrorRanks(code, ranks.as_mut_ptr(), lost, 4, &raw mut count, waited) });
+        all_have_failed.wait();
+        failed.map(|failure| (failure.map(|(code, _)| code), ranks[..count as usize].to_vec()))
+    });
+    let expected = Some((Some(ncclTimeout), vec![3]));
+    assert_eq!(blamed, [None, expected.clone(), expected, None]);
+}

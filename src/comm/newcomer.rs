@@ -30,6 +30,11 @@ impl RootComms {
         let library = Some(Arc::clone(world.library()?));
         let wanted = RootComms::new(RootSpec { world: None, library, id: "door".to_owned(), ..spec })?;
         let (rank, ranks, text) = (world.rank() as i32, wanted.mesh().root_ranks(), mesh_text(&wanted));
+        if wanted.mesh().ndim() == 0 {
+            return Err(Error::invalid(format!(
+                "rank {rank} joins a running job, whose mesh has dimensions, and asks for a mesh without any"
+            )));
+        }
         if ranks.iter().all(|known| *known != rank) && world.rendezvous().is_beyond_start() {
             return Err(Error::invalid(format!(
                 "rank {rank} joins a running job beyond its ranks, and is not in {}, for which it asks: ask for the mesh with the further indices of dimension {}",

@@ -66,6 +66,10 @@ impl View {
     /// Tells the other ranks that this one has refused its own call.
     fn refuse_recovery(&self, world: &World, error: &Error) {
         let root = self.root_comms();
+        // A mesh without dimensions has no other rank.
+        if root.mesh().ndim() == 0 {
+            return;
+        }
         // Another thread that recovers now is in the turn for this rank.
         let Ok(mut way) = world.recovering().lock() else { return };
         let known = way.as_ref().map_or(0, |way| way.recovery.epoch().replicas.dim);
@@ -127,6 +131,11 @@ impl View {
             )));
         }
         root.library().map_or(Ok(()), |library| library.check_no_capture(CALL, None))?;
+        if self.mesh().ndim() == 0 {
+            return Err(Error::invalid(
+                "the mesh has no dimension, so there is nothing along which it could go on without a rank",
+            ));
+        }
         options.check_dims(self.mesh().ndim())?;
         if options.silent.is_some() && options.min_size == 0 {
             return Err(Error::invalid(

@@ -209,8 +209,9 @@ impl View {
             library.check_can_shrink()?;
             library.check_no_capture("dm_shrink", None)
         })?;
-        if self.root_comms().life() == Life::Finalized {
-            self.root_comms().alive()?;
+        let root = self.root_comms();
+        if root.life() == Life::Finalized || root.is_of_past_epoch() {
+            root.alive()?;
         }
         world.alive()
     }

@@ -247,7 +247,7 @@ impl View {
     }
 
     /// The error of a call along dimension `index`, with the dimension's name.
-    pub(super) fn with_dim(&self, error: Error, index: usize) -> Error {
+    pub(crate) fn with_dim(&self, error: Error, index: usize) -> Error {
         match index < self.mesh.ndim() {
             true => error.along(self.mesh.dim_name(index)),
             false => error,

@@ -239,7 +239,7 @@ unsafe fn along(
     let view = find(mesh)?;
     // SAFETY: the caller's contract.
     let (view, index) = view.along_for_control(unsafe { dim_text(dim) })?;
-    view.tell_group_if_refused(function, index, || call(&view, index))
+    view.tell_group_if_refused(function, index, || call(&view, index)).map_err(|error| view.with_dim(error, index))
 }
 
 /// Reads the arguments of an all-gather, makes it, and gives its result to the caller.

@@ -25,7 +25,8 @@ use crate::error::Error;
 /// Errors: DM_STATUS_PEER_LOST (a rank is lost, or has aborted; named where known),
 /// DM_STATUS_MISMATCH (an earlier collective failed), DM_STATUS_TIMEOUT (an earlier collective
 /// failed, or NCCL does not answer), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
-/// DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE.
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_ARGUMENT (dim
+/// is no name), DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated.
@@ -105,13 +106,14 @@ pub unsafe extern "C" fn dm_stream_wait(
 /// for NCCL's own abort, which waits for captured CUDA graphs with work of the communicator and for
 /// ranks of this host. The limit for both together is the mesh's timeout, but not less than one
 /// second and not more than five. At the limit the call gives DM_STATUS_TIMEOUT, and the
-/// communicator ends later.
+/// communicator ends later. Before that the call takes half a second at most to tell the store.
 ///
 /// The mesh has ended (see "ended" at the head of this file) from the beginning of the call on,
 /// also when the call fails. A communicator that another root mesh of this world shares ends for
 /// that one as well; a mesh that is made afterwards has new ones. Raw communicators from
 /// dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
-/// does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it.
+/// only waits for communicators that have not ended yet. A dm_init in progress has no mesh yet:
+/// dm_world_abort ends it.
 ///
 /// NCCL's abort returns when the work of this root has left the streams. Where this work lies
 /// behind stuck work of another mesh, dm_world_abort ends both. NCCL forbids ending a communicator
@@ -133,10 +135,11 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 
 /// Waits for the outstanding work of this view's root mesh, destroys those of its communicators
 /// that no other root mesh of this world shares, and ends the mesh (see "ended" at the head of this
-/// file).
+/// file). On cuda it does not wait for work on a communicator that another root mesh shares, or that
+/// the program made (dm_from_comms): dm_stream_wait does.
 ///
 /// Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
-/// options NULL: the mesh's timeout. options->dim_options must be NULL. Errors: DM_STATUS_TIMEOUT
+/// options NULL: the mesh's timeout. options->num_dim_options must be 0. Errors: DM_STATUS_TIMEOUT
 /// and DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before,
 /// and dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
 /// ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
@@ -234,7 +237,7 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
 /// rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
 /// CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
-/// dm_world_abort), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
+/// dm_world_abort, and when a dm_recover has given the job another mesh), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
 /// DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank is lost; or the lost rank served the
 /// store, as rank 0 may do, and then no call succeeds any more), DM_STATUS_CCL,
 /// DM_STATUS_INVALID_HANDLE.

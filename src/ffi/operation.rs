@@ -30,7 +30,8 @@ pub(super) fn operation<'a>(
         let view = find(mesh).inspect_err(|error| refuse_in_group(None, error))?;
         let run = || {
             let (view, index) = view.along(dim()?)?;
-            body(&Operation { name, view }, index)
+            let operation = Operation { name, view };
+            body(&operation, index).map_err(|error| operation.view.with_dim(error, index))
         };
         run().inspect_err(|error| refuse_in_group(view.library().ok().map(Arc::as_ref), error))
     })

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 /// after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL)
 /// the blocks follow each other. A count may be 0. The count that rank i sends to rank k is the
 /// count that k expects from i. On cpu other counts give DM_STATUS_MISMATCH on all ranks, before
-/// anything is written; NCCL does not compare the counts. No block of recv overlaps another block
-/// of either buffer.
+/// anything is written (DM_STATUS_INVALID_ARGUMENT in a group of one rank); NCCL does not compare
+/// the counts. No block of recv overlaps another block of either buffer.
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL

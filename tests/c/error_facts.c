@@ -42,6 +42,11 @@ static void in_the_minority(void)
   CHECK(facts().call == -1);
   GIVES(DM_STATUS_MISMATCH, reduce(mesh, 2));
   is_about(4, "count");
+  /* A call that is refused here has its dimension, too. */
+  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_all_reduce(mesh, NULL, NULL, NULL, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(facts().dim != NULL && strcmp(facts().dim, "count") == 0);
+  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_barrier(mesh, NULL, -1));
+  CHECK(facts().dim != NULL && strcmp(facts().dim, "count") == 0);
   OK(dm_abort(mesh));
   dm_free(mesh);
 }

@@ -207,6 +207,17 @@ static void leaves_by_exit(void)
 }
 
 /* A child that is forked before the parent holds anything may do everything. */
+/* The child may leave by exit while a group is open. It cannot end the group. */
+static void inside_a_group(void)
+{
+  float one = 1, sum = 0;
+  OK(dm_group_start(mesh));
+  OK(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  in_child(leaves_by_exit);
+  OK(dm_group_end(mesh));
+  CHECK(sum == (float)size);
+}
+
 static void is_free(void)
 {
   dm_world_options alone = DM_WORLD_OPTIONS_INIT;
@@ -304,6 +315,7 @@ int main(int argc, char **argv)
   in_child(all_at_once);
   in_child(daemon_like);
   in_child(leaves_by_exit);
+  inside_a_group();
   in_clone(without_handlers);
   /* A process that runs another program (exec) has nothing of the parent either. */
   char command[600], path[500] = "";

@@ -35,6 +35,18 @@ static void nothing(const dm_mesh *mesh)
   CHECK(recovery.ndim == 2 && recovery.new_coordinate[0] == me / 2 && recovery.has_joined == 0);
 }
 
+/* A mesh without dimensions has no replicas. */
+static void without_dimensions(void)
+{
+  dm_mesh *point = NULL, *none = NULL;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  options.world = world;
+  REQUIRE(dm_init("cpu", NULL, 0, NULL, &options, &point));
+  if (me == 0) FAILS(DM_STATUS_INVALID_ARGUMENT, "the mesh has no dimension", dm_recover(point, NULL, &none, NULL));
+  CHECK(none == NULL);
+  dm_free(point);
+}
+
 /* Options that are wrong in themselves are told to the others, whose recovery fails with them. */
 static void refused(const dm_mesh *mesh)
 {
@@ -89,6 +101,7 @@ static void is_over(const dm_mesh *mesh, const dm_mesh *view, long long epoch)
   char sentence[128];
   snprintf(sentence, sizeof sentence, "belongs to epoch 0, and the job is in epoch %lld: use the mesh that dm_recover gave", epoch);
   FAILS(DM_STATUS_ABORTED, sentence, dm_recover(mesh, NULL, &none, NULL));
+  FAILS(DM_STATUS_ABORTED, sentence, dm_shrink(mesh, "dp", NULL, 0, NULL, &none));
   FAILS(DM_STATUS_ABORTED, sentence, dm_flatten(mesh, "again", NULL, &none));
   FAILS(DM_STATUS_ABORTED, sentence, dm_barrier(mesh, "dp", 0));
   FAILS(DM_STATUS_ABORTED, sentence, dm_all_reduce(view, "tp", &me, &me, 1, DM_INT32, DM_SUM, NULL));
@@ -105,6 +118,7 @@ int main(void)
   begin();
   dm_mesh *mesh = replicas(0), *flat = NULL, *split = NULL, *both = NULL, *named = NULL;
   nothing(mesh);
+  without_dimensions();
   REQUIRE(dm_flatten(mesh, "all", NULL, &flat));
   REQUIRE(dm_register(mesh, "whole"));
   REQUIRE(dm_register(flat, "flat"));

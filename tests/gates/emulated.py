@@ -130,4 +130,6 @@ def quick():
     count = run_programs(qemu, lambda source, ranks: (source.suffix[1:], source.stem, ranks) in QUICK)
     if count != len(QUICK):
         raise Failure(f"{count} programs ran, and {len(QUICK)} are in QUICK of tests/gates/emulated.py")
+    print("     with pages of 64 KiB:", flush=True)
+    count += run_programs(qemu, lambda source, ranks: (source.name, ranks) == ("collectives.c", 2), LARGE_PAGES)
     return count + run_reductions(qemu, level=0)

@@ -44,6 +44,17 @@ pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: 
     Ok(ncclSuccess)
 }
 
+/// Writes NULL to the place of a new communicator. The NULL stays there if the call fails.
+///
+/// # Safety
+/// `comm` is NULL, or can be written.
+unsafe fn clear(name: &str, comm: *mut ncclComm_t) -> Result<()> {
+    check_out(name, comm)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { comm.write(std::ptr::null_mut()) };
+    Ok(())
+}
+
 /// Begins a call that makes a communicator with ranks that have no parent: an init, or a growth. It
 /// checks `nranks` and the environment, and sets `*comm` to NULL. The NULL stays if an argument is
 /// wrong. Errors call the parameter `name`.
@@ -51,9 +62,8 @@ pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: 
 /// # Safety
 /// `comm` is NULL, or can be written.
 pub(super) unsafe fn prepare(name: &str, comm: *mut ncclComm_t, nranks: c_int) -> Result<()> {
-    check_out(name, comm)?;
-    // SAFETY: not NULL, and valid by the caller's contract.
-    unsafe { comm.write(std::ptr::null_mut()) };
+    // SAFETY: the caller's contract.
+    unsafe { clear(name, comm) }?;
     timeout::check_environment()?;
     recorder::open().map_err(Error::argument)?;
     if nranks < 1 || nranks as u32 > MAX_RANKS {
@@ -62,20 +72,22 @@ pub(super) unsafe fn prepare(name: &str, comm: *mut ncclComm_t, nranks: c_int) -
     Ok(())
 }
 
-/// Returns the task by which one rank joins a communicator of that id.
+/// Returns the task by which one rank joins a communicator of that id. `*comm` is NULL before the id
+/// and the configuration are read.
 ///
 /// # Safety
 /// `comm` is NULL, or stays valid until the call is over.
 unsafe fn init(
     comm: *mut ncclComm_t,
     nranks: c_int,
-    id: Id,
+    id: impl FnOnce() -> Result<Id>,
     rank: c_int,
     device: c_int,
-    config: Config,
+    config: impl FnOnce() -> Result<Config>,
 ) -> Result<Task> {
     // SAFETY: the caller's contract.
     unsafe { prepare("comm", comm, nranks) }?;
+    let (config, id) = (config()?, id()?);
     if id.grows_from != 0 {
         return Err(Error::argument("the unique id was made by ncclCommGetUniqueId: pass it to ncclCommGrow"));
     }
@@ -114,7 +126,7 @@ pub(crate) unsafe fn ncclCommInitRank(
     rank: c_int,
 ) -> Result<ncclResult_t> {
     // SAFETY: the caller's contract.
-    group::submit(|| unsafe { Ok(vec![init(comm, nranks, Id::parse(&id)?, rank, 0, Config::default())?]) })
+    group::submit(|| unsafe { Ok(vec![init(comm, nranks, || Id::parse(&id), rank, 0, || Ok(Config::default()))?]) })
 }
 
 pub(crate) unsafe fn ncclCommInitRankConfig(
@@ -127,8 +139,8 @@ pub(crate) unsafe fn ncclCommInitRankConfig(
     group::submit(|| {
         // SAFETY: the caller's contract.
         unsafe {
-            let config = Config::read(config, &Config::default())?;
-            Ok(vec![init(comm, nranks, Id::parse(&id)?, rank, 0, config)?])
+            let config = || Config::read(config, &Config::default());
+            Ok(vec![init(comm, nranks, || Id::parse(&id), rank, 0, config)?])
         }
     })
 }
@@ -142,13 +154,15 @@ pub(crate) unsafe fn ncclCommInitRankScalable(
     config: *mut ncclConfig_t,
 ) -> Result<ncclResult_t> {
     group::submit(|| {
-        if id_count < 1 || ids.is_null() {
-            return Err(Error::argument(format!("{id_count} ids at {ids:p}: at least one is needed")));
-        }
-        // SAFETY: the caller's contract says that at least one id lies there.
+        let id = || match id_count < 1 || ids.is_null() {
+            true => Err(Error::argument(format!("{id_count} ids at {ids:p}: at least one is needed"))),
+            // SAFETY: the caller's contract says that at least one id lies there.
+            false => Id::parse(unsafe { &*ids }),
+        };
+        // SAFETY: the caller's contract.
         unsafe {
-            let config = Config::read(config, &Config::default())?;
-            Ok(vec![init(comm, nranks, Id::parse(&*ids)?, rank, 0, config)?])
+            let config = || Config::read(config, &Config::default());
+            Ok(vec![init(comm, nranks, id, rank, 0, config)?])
         }
     })
 }
@@ -163,6 +177,8 @@ pub(crate) unsafe fn ncclCommInitAll(
         if ndev < 1 || ndev as u32 > MAX_RANKS {
             return Err(Error::argument(format!("ndev {ndev} is not in 1..={MAX_RANKS}")));
         }
+        // SAFETY: the caller's contract says that there are `ndev` places.
+        (0..ndev as usize).for_each(|rank| unsafe { comms.add(rank).write(std::ptr::null_mut()) });
         let id = Id::create(Some(false))?;
         (0..ndev)
             .map(|rank| {
@@ -170,7 +186,7 @@ pub(crate) unsafe fn ncclCommInitAll(
                 // places.
                 unsafe {
                     let device = if devlist.is_null() { rank } else { *devlist.add(rank as usize) };
-                    init(comms.add(rank as usize), ndev, id, rank, device, Config::default())
+                    init(comms.add(rank as usize), ndev, || Ok(id), rank, device, || Ok(Config::default()))
                 }
             })
             .collect::<Result<_>>()
@@ -187,13 +203,14 @@ pub(crate) unsafe fn ncclCommSplit(
 ) -> Result<ncclResult_t> {
     let call = Name::take_next();
     group::submit(|| {
-        check_out("new_comm", new_comm)?;
+        // SAFETY: the caller's contract.
+        unsafe { clear("new_comm", new_comm) }?;
         if color < 0 && color != NCCL_SPLIT_NOCOLOR {
             return Err(Error::argument(format!("color {color} is neither >= 0 nor NCCL_SPLIT_NOCOLOR (-1)")));
         }
         // SAFETY: the caller's contract.
         unsafe {
-            child_of(comm, new_comm, config, &format!("{color}"), |parent, name, handle| {
+            child_of(comm, false, new_comm, config, &format!("{color}"), |parent, name, handle| {
                 let (aborted, flag) = (handle.aborted.clone(), handle.aborted.clone());
                 let whole = parent.name().to_owned();
                 let described = format!("ncclCommSplit(color {color}, key {key}) on {}", parent.own_label());
@@ -225,7 +242,8 @@ pub(crate) unsafe fn ncclCommShrink(
     flags: c_int,
 ) -> Result<ncclResult_t> {
     group::submit(|| {
-        check_out("new_comm", new_comm)?;
+        // SAFETY: the caller's contract.
+        unsafe { clear("new_comm", new_comm) }?;
         if flags & !NCCL_SHRINK_ABORT != 0 {
             return Err(Error::argument(format!("flags {flags:#x}: there are NCCL_SHRINK_DEFAULT (0) and _ABORT (1)")));
         }
@@ -240,7 +258,7 @@ pub(crate) unsafe fn ncclCommShrink(
         let abort = flags & NCCL_SHRINK_ABORT != 0;
         // SAFETY: the caller's contract.
         unsafe {
-            child_of(comm, new_comm, config, "shrunk", |parent, name, handle| {
+            child_of(comm, abort, new_comm, config, "shrunk", |parent, name, handle| {
                 shrink(parent, &excluded, abort, name, handle.aborted.clone())
             })
         }
@@ -261,19 +279,25 @@ fn shrink(
     })
 }
 
-/// Returns the task that makes a communicator of ranks of `comm`.
+/// Returns the task that makes a communicator of ranks of `comm`. With `despite_failure`, an earlier
+/// call on `comm` may have failed in the background. The handle then forgets that failure, because
+/// the outcome of this call takes its place.
 ///
 /// # Safety
 /// `new_comm` stays valid until the call is over. `config` is NULL, or as NCCL documents it.
 unsafe fn child_of(
     comm: ncclComm_t,
+    despite_failure: bool,
     new_comm: *mut ncclComm_t,
     config: *const ncclConfig_t,
     suffix: &str,
     make: impl FnOnce(Arc<Comm>, String, &Handle) -> Result<Box<dyn ChildOperation>>,
 ) -> Result<Vec<Task>> {
     let parent_handle = handle::find(comm)?;
-    let parent = parent_handle.ready()?.clone();
+    let parent = match despite_failure {
+        true => parent_handle.ready_or_failed()?.clone(),
+        false => parent_handle.ready()?.clone(),
+    };
     // The child does not inherit the parent's name, which describes the parent only.
     let inherited = Config { name: None, ..parent_handle.config.clone() };
     // SAFETY: the caller's contract.
@@ -281,6 +305,9 @@ unsafe fn child_of(
     let name = config.name.clone().unwrap_or_else(|| format!("{}/{suffix}", parent.name()));
     let handle = Arc::new(Handle::new(0, 0, parent_handle.device, config));
     let child = make(parent.clone(), name, &handle)?;
+    if despite_failure {
+        parent_handle.forget_failure();
+    }
     // SAFETY: not NULL, and valid by the caller's contract.
     Ok(vec![Task::Child(unsafe { ChildInit::new(child, parent_handle, parent, handle, new_comm) })])
 }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fs;
 use std::io;
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
@@ -146,6 +146,17 @@ pub(super) fn among(fd: &OwnedFd) -> Result<u32> {
         return Err(Error::system("reading shared memory", io::Error::last_os_error()));
     }
     Ok(among)
+}
+
+/// Whether the file of a segment has at least that size.
+pub(super) fn has(fd: &OwnedFd, bytes: usize) -> Result<bool> {
+    let mut about = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: there is a place for the answer.
+    if unsafe { libc::fstat(fd.as_raw_fd(), about.as_mut_ptr()) } != 0 {
+        return Err(Error::system("looking at shared memory", io::Error::last_os_error()));
+    }
+    // SAFETY: the call has succeeded, so the answer is there.
+    Ok(unsafe { about.assume_init() }.st_size as usize >= bytes)
 }
 
 /// Opens the segment that process `owner` holds at descriptor `fd`. Returns `None` if there is no

@@ -125,13 +125,18 @@ impl Segment {
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
         // The segment's creator wrote `among` before any other rank could see the segment.
         let layout = Layout::split(nranks, file::among(fd)?);
-        // The mapping may reach beyond the end of the file. Until the file is resized below, only
-        // the header is touched.
-        let mapped = Mapping::new(fd.as_raw_fd(), layout.total);
-        let (mapping, refused) = match mapped {
-            Ok(mapping) => (mapping, None),
-            Err(error) => (Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?, Some(error)),
+        let map_whole = || Mapping::new(fd.as_raw_fd(), layout.total);
+        // A rank maps the whole segment at once, unless it comes before the file has its size. POSIX
+        // does not say what a mapping beyond the end of a file shows when the file grows. qemu-user
+        // puts other memory there where its pages are larger than the kernel's.
+        let (whole, refused) = match file::has(fd, layout.total)? {
+            false => (None, None),
+            true => match map_whole() {
+                Ok(mapping) => (Some(mapping), None),
+                Err(error) => (None, Some(error)),
+            },
         };
+        let mapping = whole.map_or_else(|| Mapping::new(fd.as_raw_fd(), HEADER_BYTES), Ok)?;
         let header = mapping.header();
         if header.is_closed() {
             return Err(Error::usage(
@@ -155,15 +160,20 @@ impl Segment {
         // Every rank sets the same size, so only the first resize and the first seal change
         // anything.
         let sized = refused.map_or(Ok(()), Err).and_then(|()| resize(fd, layout.total));
-        if let Err(error) = sized.and_then(|()| seal(fd, libc::F_SEAL_GROW)) {
-            // `rank` is the seat in this segment. Messages and blame have ranks of the
-            // communicator.
-            let rank = labels.of_seat(rank as usize);
-            let error = labels.refused(rank, error);
-            header.fail(error.code(), &Blame::of([rank]), error.message(), "");
-            return Err(error);
+        let sized = sized.and_then(|()| seal(fd, libc::F_SEAL_GROW));
+        let is_whole = mapping.bytes == layout.total;
+        let whole = sized.and_then(|()| if is_whole { Ok(None) } else { map_whole().map(Some) });
+        match whole {
+            Ok(whole) => Ok(Segment { mapping: whole.unwrap_or(mapping), layout }),
+            Err(error) => {
+                // `rank` is the seat in this segment. Messages and blame have ranks of the
+                // communicator.
+                let rank = labels.of_seat(rank as usize);
+                let error = labels.refused(rank, error);
+                header.fail(error.code(), &Blame::of([rank]), error.message(), "");
+                Err(error)
+            }
         }
-        Ok(Segment { mapping, layout })
     }
 
     /// The number of ranks by which the split that made this segment has sized the slots; 0 where no

@@ -37,11 +37,13 @@ pub(super) struct Remaining {
     pub(super) segment: Option<Private<OwnedFd>>,
     /// The joining of the new communicator, once this rank knows where its segment is.
     pub(super) join: Option<Join>,
+    /// Whether the calls that are under way on the parent must still be ended.
+    ends_calls: bool,
 }
 
 impl Remaining {
-    /// Checks the excluded ranks, and ends the calls that are under way on the parent if `abort`
-    /// is set.
+    /// Checks the excluded ranks. With `abort`, the parent may have failed, and
+    /// [`begin`](Remaining::begin) ends the calls that are under way on it.
     pub(super) fn new(
         parent: Arc<Comm>,
         excluded: &[i32],
@@ -61,14 +63,20 @@ impl Remaining {
         if out[me] {
             return Err(Error::argument(format!("rank {me} calls, but is among the excluded ranks")));
         }
-        match abort {
-            true => parent.end_calls("shrinks"),
-            false if parent.is_revoked() => {}
-            false => parent.check_open()?,
+        if !abort && !parent.is_revoked() {
+            parent.check_open()?;
         }
         let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
         let (digest, members) = (checksum(&bytes).max(1), (0..nranks).filter(|rank| !out[*rank]).collect());
-        Ok(Remaining { parent, name, aborted, digest, members, segment: None, join: None })
+        Ok(Remaining { parent, name, aborted, digest, members, segment: None, join: None, ends_calls: abort })
+    }
+
+    /// Ends the calls that are under way on the parent, if that is to be done. A group calls this
+    /// at its end, so a group that performs nothing ends nothing.
+    pub(super) fn begin(&mut self) {
+        if std::mem::take(&mut self.ends_calls) {
+            self.parent.end_calls("shrinks");
+        }
     }
 
     /// Returns the number of a rank of the parent in the new communicator.

@@ -285,6 +285,7 @@ impl SpanShrink {
 impl Operation for SpanShrink {
     fn poll(&mut self) -> Result<Poll> {
         self.is_awaited = true;
+        self.remaining.begin();
         let polled = self.advance().inspect_err(|error| self.tell(error));
         self.is_awaited = polled.as_ref().is_ok_and(|poll| *poll != Poll::Done);
         polled
