@@ -1401,8 +1401,8 @@ dm_status dm_world_locations(const struct dm_world *world,
  * Local, from any thread; takes no lock that a blocked call holds. From then on every collective
  * call of the world gives DM_STATUS_ABORTED, its meshes have ended, and their raw communicators
  * must not be used any more; handles are still to be freed. Other ranks that wait for this one get
- * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. With a token of
- * dm_world_options.joining_out the call ends the dm_world_init that wrote the token.
+ * DM_STATUS_PEER_LOST, which names it. A second abort only waits for what has not ended yet. With
+ * a token of dm_world_options.joining_out the call ends the dm_world_init that wrote the token.
  * dm_default_world_abort ends the worlds that dm_init joins by itself. Errors: those of dm_abort.
  */
 dm_status dm_world_abort(const struct dm_world *world);
@@ -1585,8 +1585,9 @@ dm_status dm_init(const char *device_type,
  * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
  * or none), DM_STATUS_TIMEOUT (NCCL does not answer about a communicator), DM_STATUS_ABORTED
- * (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks),
- * DM_STATUS_UNSUPPORTED (options->world is offline).
+ * (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks, or not in the
+ * mesh of the last recovery), DM_STATUS_INVALID_STATE (this process waits to come into a running
+ * job), DM_STATUS_UNSUPPORTED (options->world is offline).
  */
 dm_status dm_from_comms(const char *device_type,
                         const int32_t *shape,
@@ -2428,7 +2429,7 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  *
  * Errors: the first error of any operation of the group, also of one that was refused when it was
  * called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE (no group was
- * begun). Call dm_group_end on every path of the program, because operations of this thread only
+ * begun); DM_STATUS_UNSUPPORTED (an offline world). Call dm_group_end on every path of the program, because operations of this thread only
  * wait until then.
  *
  * DM_STATUS_ABORTED says that another thread has aborted a mesh with operations in the group. On

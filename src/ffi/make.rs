@@ -124,8 +124,9 @@ pub unsafe extern "C" fn dm_init(
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
 /// or none), DM_STATUS_TIMEOUT (NCCL does not answer about a communicator), DM_STATUS_ABORTED
-/// (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks),
-/// DM_STATUS_UNSUPPORTED (options->world is offline).
+/// (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks, or not in the
+/// mesh of the last recovery), DM_STATUS_INVALID_STATE (this process waits to come into a running
+/// job), DM_STATUS_UNSUPPORTED (options->world is offline).
 ///
 /// # Safety
 /// The conditions of dm_init hold; comms points to ndim live communicators of that library.

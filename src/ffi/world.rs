@@ -245,8 +245,8 @@ unsafe impl<T> Sync for Borrowed<T> {}
 /// Local, from any thread; takes no lock that a blocked call holds. From then on every collective
 /// call of the world gives DM_STATUS_ABORTED, its meshes have ended, and their raw communicators
 /// must not be used any more; handles are still to be freed. Other ranks that wait for this one get
-/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. With a token of
-/// dm_world_options.joining_out the call ends the dm_world_init that wrote the token.
+/// DM_STATUS_PEER_LOST, which names it. A second abort only waits for what has not ended yet. With
+/// a token of dm_world_options.joining_out the call ends the dm_world_init that wrote the token.
 /// dm_default_world_abort ends the worlds that dm_init joins by itself. Errors: those of dm_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
