@@ -5,6 +5,7 @@ use std::ffi::c_char;
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::server;
 use crate::error::{Error, Result};
@@ -12,7 +13,7 @@ use crate::fork::{Inherited, Private};
 use crate::host::{self, Host, checksum};
 use crate::machine;
 use crate::process::{self, ProcessId};
-use crate::segment::{self, LAYOUT_VERSION};
+use crate::segment::{self, End, LAYOUT_VERSION};
 use crate::token::random_token;
 use crate::types::{NCCL_UNIQUE_ID_BYTES, ncclSystemError, ncclUniqueId};
 use crate::wire::Token;
@@ -71,7 +72,19 @@ pub(crate) enum Way {
 /// The segments of the ids that this process has made and that have not started a communicator yet,
 /// by token. A forked child has them, too, because a program may make an id and then fork its
 /// ranks.
-static OPEN: Inherited<HashMap<Token, OwnedFd>> = Inherited::new();
+static OPEN: Inherited<HashMap<Token, OpenId>> = Inherited::new();
+
+/// How long the segment of an id that has failed stays open at least, and for how many such ids. Until
+/// then, ranks that come late read the reason.
+const KEPT_FAILED: (Duration, usize) = (Duration::from_secs(10), 64);
+
+/// An id that this process has made.
+struct OpenId {
+    /// The segment.
+    fd: OwnedFd,
+    /// When this process first saw that the id has failed.
+    failed: Option<Instant>,
+}
 
 impl Id {
     /// Makes an id and its segment, which stays open until [`Id::close`]. `hosts` says whether the
@@ -109,14 +122,22 @@ impl Id {
         let mut open = OPEN.lock();
         // A creator that joins closes its id when it has joined. A creator that only makes ids for
         // others closes the old ones here.
-        open.retain(|token, fd| {
-            let is_over = segment::is_over(fd);
-            if is_over {
+        let mut failed = 0;
+        open.retain(|token, id| {
+            let stays = match segment::end_of(&id.fd) {
+                None => true,
+                Some(End::Started) => false,
+                Some(End::Failed) => {
+                    failed += 1;
+                    id.failed.get_or_insert_with(Instant::now).elapsed() < KEPT_FAILED.0 && failed <= KEPT_FAILED.1
+                }
+            };
+            if !stays {
                 server::close(*token, None);
             }
-            !is_over
+            stays
         });
-        open.insert(token, fd);
+        open.insert(token, OpenId { fd, failed: None });
         Ok(id)
     }
 
@@ -259,15 +280,15 @@ impl Id {
     }
 
     /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. The ranks
-    /// in the segment read the reason. If this process made the id, the segment stays open until
-    /// the next id is made, so that the ranks that come later read the reason, too. If this
+    /// in the segment read the reason. If this process made the id, the segment stays open until an
+    /// id is made 10 seconds later, so that the ranks that come later read the reason, too. If this
     /// process cannot open the segment, returns the maker's address: the caller must then tell the
     /// maker.
     #[must_use]
     pub(crate) fn give_up(&self, rank: u32, error: &Error) -> Option<SocketAddr> {
         let mut open = OPEN.lock();
-        if let Some(fd) = open.get(&self.token) {
-            if !segment::fail(fd, rank, error) {
+        if let Some(id) = open.get(&self.token) {
+            if !segment::fail(&id.fd, rank, error) {
                 open.remove(&self.token);
                 server::close(self.token, Some(error.clone()));
             }
@@ -297,7 +318,7 @@ impl Id {
 impl Id {
     /// Makes this process forget that it has made the id. Returns the descriptor of the segment.
     pub(crate) fn forget(&self) -> OwnedFd {
-        OPEN.lock().remove(&self.token).expect("this process has made the id")
+        OPEN.lock().remove(&self.token).expect("this process has made the id").fd
     }
 }
 
@@ -328,27 +349,19 @@ mod tests {
         assert!(error.message().contains("used up"), "{}", error.message());
     }
 
-    /// Each new id of a process closes those that have failed, and other tests of this process make
-    /// ids. So this test runs alone in a process of its own.
     #[test]
     fn ranks_that_come_after_its_maker_gave_up_read_why() {
-        let name = "id::tests::reads_why_its_maker_gave_up";
-        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-        let done = alone.args(["--exact", name, "--ignored", "--test-threads=1"]).output().unwrap();
-        let said = String::from_utf8_lossy(&done.stdout);
-        assert!(done.status.success() && said.contains("1 passed"), "{said}");
-    }
-
-    #[test]
-    #[ignore = "the test above starts it in a process of its own"]
-    fn reads_why_its_maker_gave_up() {
         let id = Id::create(Some(false)).unwrap();
         assert_eq!(id.give_up(0, &Error::new(ncclSystemError, "no memory")), None);
+        Id::create(Some(false)).unwrap().close(None);
         let error = segment::Segment::map(&open(&id).unwrap(), 2, 1, &Labels::default()).unwrap_err();
         assert_eq!((error.code(), error.lost()), (ncclSystemError, Some(0)));
         assert!(error.message().ends_with("no memory"), "{}", error.message());
+
+        let long_ago = Instant::now().checked_sub(KEPT_FAILED.0).expect("the machine runs for longer");
+        OPEN.lock().get_mut(&id.token).unwrap().failed = Some(long_ago);
         Id::create(Some(false)).unwrap().close(None);
-        assert!(open(&id).unwrap_err().message().contains("used up"), "the next id closes what has failed");
+        assert!(open(&id).unwrap_err().message().contains("used up"), "the next id closes what failed long ago");
     }
 
     #[test]

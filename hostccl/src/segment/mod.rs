@@ -49,13 +49,24 @@ use crate::types::ncclInvalidUsage;
 const THIRD_RANK: Duration = Duration::from_millis(250);
 const _: () = assert!(RankBits::RANKS >= MAX_RANKS as usize);
 
-/// Whether nobody needs the segment's descriptor any more, because all ranks have arrived or
-/// because the segment has failed.
-pub(crate) fn is_over(fd: &OwnedFd) -> bool {
-    Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
-        let header = mapping.header();
-        header.started().is_some() || header.failure.is_set() || header.is_closed()
-    })
+/// How the making of a communicator in a segment has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// All ranks have arrived, in this segment or in others. Nobody needs the segment's descriptor
+    /// any more.
+    Started,
+    /// The segment has failed. Ranks that come late read the reason in it.
+    Failed,
+}
+
+/// Returns how the making of a communicator in this segment has ended; `None` while it has not.
+pub(crate) fn end_of(fd: &OwnedFd) -> Option<End> {
+    let mapping = Mapping::new(fd.as_raw_fd(), HEADER_BYTES).ok()?;
+    let header = mapping.header();
+    match header.started().is_some() || header.is_closed() {
+        true => Some(End::Started),
+        false => header.failure.is_set().then_some(End::Failed),
+    }
 }
 
 /// Ends a segment because rank `rank` cannot join, so that the ranks that come later read the
