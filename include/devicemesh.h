@@ -74,11 +74,11 @@
  * DM_STATUS_INTERNAL and DM_STATUS_EXHAUSTED can come from any call, DM_STATUS_UNSUPPORTED from any
  * call in a forked child (see Forks), and DM_STATUS_STORE from any call in which ranks of a world
  * agree: those that make or end something, and those of the control plane. On cuda,
- * DM_STATUS_DEVICE can come from any call that makes communicators: another device than that of the
- * world is current on the thread. A collective on data that makes its communicator, which it does
+ * DM_STATUS_DEVICE can come from any call that makes communicators: the thread's current device is
+ * not that of the world. A collective on data that makes its communicator, which it does
  * on a mesh of DM_INIT_LAZY and along dimensions of size 1, can give the errors of dm_get_comm.
  * After a recovery, DM_STATUS_NOT_MEMBER can come from any collective call over the world: this
- * rank is not in the mesh. A failing call leaves its reason in dm_last_error of the calling thread.
+ * rank is not in the mesh that the recovery gave. A failing call leaves its reason in dm_last_error of the calling thread.
  * No function aborts the process or unwinds into C.
  *
  * Threads: every function may be called from several threads at once, on the same handle. A handle
@@ -440,8 +440,8 @@ typedef struct dm_world_options {
   int32_t rank;
   /**
    * This process's rank on its host, from which its device follows, when world_size is given,
-   * and 0 otherwise. A rank that leaves it at 0 gets a number that no other rank of its host has, the
-   * lowest world rank first. So it may stay 0 on all ranks.
+   * and 0 otherwise. A rank that leaves it at 0 gets a number that no other rank of its host
+   * has, the lowest world rank first. So it may stay 0 on all ranks.
    */
   int32_t local_rank;
   /**
@@ -1838,10 +1838,10 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  * call dm_finalize (or dm_world_finalize, dm_abort) before, which ends the communicators.
  *
  * Local, waits for no rank; NULL is a no-op, and so are a handle that was freed before and any
- * handle in a forked child. Other views are not touched. A program that makes meshes and only frees them
- * keeps the memory of every communicator until dm_world_finalize. Where this was the last handle,
- * a thread of the library ends what takes time: failed communicators that no mesh has any more,
- * and the world. The end of the process waits one second at most for that thread.
+ * handle in a forked child. Other views are not touched. A program that makes meshes and only
+ * frees them keeps the memory of every communicator until dm_world_finalize. Where this was the
+ * last handle, a thread of the library ends what takes time: failed communicators that no mesh has
+ * any more, and the world. The end of the process waits one second at most for that thread.
  */
 void dm_free(struct dm_mesh *mesh);
 
@@ -2429,8 +2429,8 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  *
  * Errors: the first error of any operation of the group, also of one that was refused when it was
  * called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE (no group was
- * begun); DM_STATUS_UNSUPPORTED (an offline world). Call dm_group_end on every path of the program, because operations of this thread only
- * wait until then.
+ * begun); DM_STATUS_UNSUPPORTED (an offline world). Call dm_group_end on every path of the
+ * program, because operations of this thread only wait until then.
  *
  * DM_STATUS_ABORTED says that another thread has aborted a mesh with operations in the group. On
  * cpu none of the group's operations runs then; when the abort comes while they run, those on
@@ -2667,7 +2667,7 @@ void dm_buffers_free(struct dm_buffers *buffers);
  * DM_STATUS_MISMATCH (an earlier collective failed), DM_STATUS_TIMEOUT (an earlier collective
  * failed, or NCCL does not answer), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
  * DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_ARGUMENT (dim
- * is no name), DM_STATUS_INVALID_HANDLE.
+ * is empty or not UTF-8), DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
 
@@ -2724,14 +2724,15 @@ dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stre
  * for NCCL's own abort, which waits for captured CUDA graphs with work of the communicator and for
  * ranks of this host. The limit for both together is the mesh's timeout, but not less than one
  * second and not more than five. At the limit the call gives DM_STATUS_TIMEOUT, and the
- * communicator ends later. Before that the call takes half a second at most to tell the store.
+ * communicator ends later. On cuda the call first tells the store, which takes half a second at
+ * most and does not count for this limit.
  *
  * The mesh has ended (see "ended" at the head of this file) from the beginning of the call on,
  * also when the call fails. A communicator that another root mesh of this world shares ends for
  * that one as well; a mesh that is made afterwards has new ones. Raw communicators from
- * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
- * only waits for communicators that have not ended yet. A dm_init in progress has no mesh yet:
- * dm_world_abort ends it.
+ * dm_get_comm must not be used any more. A second abort, or one after dm_finalize, only waits for
+ * communicators that have not ended yet; one after dm_shrink does nothing. A dm_init in progress
+ * has no mesh yet: dm_world_abort ends it.
  *
  * NCCL's abort returns when the work of this root has left the streams. Where this work lies
  * behind stuck work of another mesh, dm_world_abort ends both. NCCL forbids ending a communicator
@@ -2752,8 +2753,8 @@ dm_status dm_abort(const struct dm_mesh *mesh);
 /**
  * Waits for the outstanding work of this view's root mesh, destroys those of its communicators
  * that no other root mesh of this world shares, and ends the mesh (see "ended" at the head of this
- * file). On cuda it does not wait for work on a communicator that another root mesh shares, or that
- * the program made (dm_from_comms): dm_stream_wait does.
+ * file). On cuda it does not wait for work on a communicator that another root mesh shares, or
+ * that the program made (dm_from_comms): dm_stream_wait does.
  *
  * Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
  * options NULL: the mesh's timeout. options->num_dim_options must be 0. Errors: DM_STATUS_TIMEOUT

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::blame::Blame;
+use crate::call_name::NO_TAG;
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::handle::{DrivenHere, Handle, WithoutThread};
@@ -79,8 +80,11 @@ impl Drop for Group {
     }
 }
 
-/// In a forked child: the calls of a group that the parent had open. They are kept here only so that
-/// tools that look for leaks do not report them.
+/// In a forked child: the calls of a group that the parent had open. They must not be dropped
+/// there, because the drop would use memory that the child has not mapped. They stay reachable, so
+/// that tools that look for leaks do not report them. Nobody reads them, so without `used` the
+/// compiler leaves them out.
+#[used]
 static OF_PARENT: AtomicPtr<Vec<Task>> = AtomicPtr::new(null_mut());
 
 /// The note in the error of a group that performed no call.
@@ -136,7 +140,8 @@ pub(crate) fn end() -> Result<ncclResult_t> {
             None => {
                 group.recorded.iter().for_each(RawRecord::start);
                 let done = perform(std::mem::take(&mut group.tasks))?;
-                // A call with a name is recorded by the library, which asks later whether it waited.
+                // A call with a name is recorded by the library, which asks later whether it
+                // waited.
                 if !group.recorded.is_empty() {
                     let wait = recorder::take_wait();
                     group.recorded.drain(..).for_each(|recorded| recorded.done(wait));
@@ -319,8 +324,8 @@ impl WithoutThread for TaskWithoutThread {
         let _here = DrivenHere::new(handles.iter());
         match self.drive.until(end, self.task.operation_mut()) {
             Ok(false) if !is_unwanted() => Some(self),
-            // Where the wait itself fails, the communicator has failed. The handles get that failure
-            // when the task is dropped.
+            // Where the wait itself fails, the communicator has failed. The handles get that
+            // failure when the task is dropped.
             _ => {
                 drop(self);
                 None
@@ -329,8 +334,8 @@ impl WithoutThread for TaskWithoutThread {
     }
 }
 
-/// Gives a task to its first handle, which keeps the task until it is over. Returns the task if that
-/// handle does not take it.
+/// Gives a task to its first handle, which keeps the task until it is over. Returns the task if
+/// that handle does not take it.
 fn keep_without_thread(task: Task) -> Option<Task> {
     let Some(handle) = handles(&task).first().map(|handle| Arc::clone(handle)) else { return Some(task) };
     let kept = handle.without_thread.keep(TaskWithoutThread { task, drive: Drive::default() });
@@ -347,10 +352,14 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
     let mut lane_of: BTreeMap<(usize, Place, u64), usize> = BTreeMap::new();
     for slot in &mut tasks {
         let Some(task) = slot.as_ref() else { continue };
+        // Of two shrinks of one parent, the second does not need the ranks for which the first
+        // waits.
+        let is_apart = task.lane().is_some_and(|(.., tag)| tag == NO_TAG);
         let next = lanes.len();
         let lane = task.lane().map_or(next, |lane| *lane_of.entry(lane).or_insert(next));
         match lanes.get_mut(lane) {
             Some(lane) => lane.push(slot),
+            None if is_apart => lanes.push(Lane::new(slot).going_on_after_failure()),
             None => lanes.push(Lane::new(slot)),
         }
     }
@@ -413,8 +422,9 @@ fn take_to_self(tasks: &mut [Option<Task>]) -> ToSelf {
     to_self
 }
 
-/// Delivers the messages that ranks send to themselves. On each communicator and under each name, the
-/// n-th send belongs to the n-th receive. Returns the first failure, after the messages of the other communicators.
+/// Delivers the messages that ranks send to themselves. On each communicator and under each name,
+/// the n-th send belongs to the n-th receive. Returns the first failure, after the messages of the
+/// other communicators and names.
 fn deliver_to_self(to_self: &ToSelf) -> Result<()> {
     let mut delivered = Ok(());
     for (sends, receives) in to_self.values() {

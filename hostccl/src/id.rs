@@ -74,8 +74,8 @@ pub(crate) enum Way {
 /// ranks.
 static OPEN: Inherited<HashMap<Token, OpenId>> = Inherited::new();
 
-/// How long the segment of an id that has failed stays open at least, and for how many such ids. Until
-/// then, ranks that come late read the reason.
+/// How long the segment of an id that has failed stays open at least, and for how many such ids.
+/// Until then, ranks that come late read the reason.
 const KEPT_FAILED: (Duration, usize) = (Duration::from_secs(10), 64);
 
 /// An id that this process has made.
@@ -122,21 +122,25 @@ impl Id {
         let mut open = OPEN.lock();
         // A creator that joins closes its id when it has joined. A creator that only makes ids for
         // others closes the old ones here.
-        let mut failed = 0;
-        open.retain(|token, id| {
-            let stays = match segment::end_of(&id.fd) {
-                None => true,
-                Some(End::Started) => false,
-                Some(End::Failed) => {
-                    failed += 1;
-                    id.failed.get_or_insert_with(Instant::now).elapsed() < KEPT_FAILED.0 && failed <= KEPT_FAILED.1
-                }
-            };
-            if !stays {
-                server::close(*token, None);
+        let now = Instant::now();
+        let mut close = Vec::new();
+        let mut failed = Vec::new();
+        for (token, id) in open.iter_mut() {
+            match segment::end_of(&id.fd) {
+                None => {}
+                Some(End::Started) => close.push(*token),
+                Some(End::Failed) => failed.push((*id.failed.get_or_insert(now), *token)),
             }
-            stays
-        });
+        }
+        // The oldest come last.
+        failed.sort_unstable_by_key(|(since, _)| std::cmp::Reverse(*since));
+        let is_old = |at: usize, since: Instant| at >= KEPT_FAILED.1 || since.elapsed() >= KEPT_FAILED.0;
+        let old = failed.iter().enumerate().filter(|(at, (since, _))| is_old(*at, *since));
+        close.extend(old.map(|(_, (_, token))| *token));
+        for token in close {
+            open.remove(&token);
+            server::close(token, None);
+        }
         open.insert(token, OpenId { fd, failed: None });
         Ok(id)
     }
@@ -279,11 +283,11 @@ impl Id {
         })
     }
 
-    /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. The ranks
-    /// in the segment read the reason. If this process made the id, the segment stays open until an
-    /// id is made 10 seconds later, so that the ranks that come later read the reason, too. If this
-    /// process cannot open the segment, returns the maker's address: the caller must then tell the
-    /// maker.
+    /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. The
+    /// ranks in the segment read the reason. If this process made the id, the segment stays open,
+    /// so that the ranks that come later read the reason, too. The process closes it when it makes
+    /// an id 10 seconds or more after the first id that it made after the failure. If this process
+    /// cannot open the segment, returns the maker's address: the caller must then tell the maker.
     #[must_use]
     pub(crate) fn give_up(&self, rank: u32, error: &Error) -> Option<SocketAddr> {
         let mut open = OPEN.lock();

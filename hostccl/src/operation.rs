@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::comm::Comm;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::poll::Poll;
 use crate::turn::Pass;
 
@@ -42,11 +42,10 @@ pub(crate) trait Operation {
         true
     }
 
-    /// Whether the operation is polled once more after a wait for it has failed, so that it can tell
-    /// the other ranks. If the operation is still blocked then, the call fails with the error of the
-    /// wait.
-    fn handles_failed_wait(&self) -> bool {
-        false
+    /// Ends the operation, because a wait for it has failed with `error`. Returns the error for the
+    /// caller. An operation that makes a communicator tells the ranks of the parent here.
+    fn wait_failed(&mut self, error: Error) -> Error {
+        error
     }
 
     /// Describes the call with its values, for messages.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::operation::Operation;
 use crate::outside;
 use crate::poll::{Blocker, Poll};
@@ -46,9 +46,6 @@ pub(crate) struct Drive {
     comm_timeout: Cell<Option<Option<Duration>>>,
     /// The time of the operation that counts for its deadline.
     own_time: OwnTime,
-    /// The failure of a wait, until the operation has been polled once more
-    /// ([`Operation::handles_failed_wait`]).
-    failed: Option<Error>,
 }
 
 impl Drive {
@@ -67,19 +64,12 @@ impl Drive {
                 Ok(false)
             }
             Poll::Blocked { seen, blocker } => {
-                if let Some(error) = self.failed.take() {
-                    return Err(error);
-                }
-                let (operation, times) = (&*operation, (&self.comm_timeout, &self.own_time));
-                let call = || operation.describe();
-                let blocked = blocked_call(operation, (seen, blocker), times, &call);
+                let (waiting, times) = (&*operation, (&self.comm_timeout, &self.own_time));
+                let call = || waiting.describe();
+                let blocked = blocked_call(waiting, (seen, blocker), times, &call);
                 let blocked = blocked.expect("a blocked operation has a communicator");
-                match wait.until_any_may_continue(&[blocked]) {
-                    Err(Failed { error, .. }) if operation.handles_failed_wait() => self.failed = Some(error),
-                    Err(Failed { error, .. }) => return Err(error),
-                    Ok(()) => {}
-                }
-                Ok(false)
+                let waited = wait.until_any_may_continue(&[blocked]);
+                waited.map(|()| false).map_err(|failed| operation.wait_failed(failed.error))
             }
         });
         step.map_err(|error| self.wait.time(error).within(&operation.describe()))
@@ -130,15 +120,26 @@ pub(crate) struct Lane<'a, T> {
     comm_timeout: Cell<Option<Option<Duration>>>,
     /// The time of the first operation that counts for its deadline.
     own_time: OwnTime,
-    /// The failure of a wait for the first operation, until that operation has been polled once more
-    /// ([`Operation::handles_failed_wait`]).
-    failed: Option<Error>,
+    /// Whether the operations after one that has failed take place all the same.
+    goes_on_after_failure: bool,
 }
 
 impl<'a, T: Holder> Lane<'a, T> {
     /// Returns a lane of one operation.
     pub(crate) fn new(first: &'a mut Option<T>) -> Lane<'a, T> {
-        Lane { first, rest: VecDeque::new(), comm_timeout: Cell::default(), own_time: OwnTime::default(), failed: None }
+        Lane {
+            first,
+            rest: VecDeque::new(),
+            comm_timeout: Cell::default(),
+            own_time: OwnTime::default(),
+            goes_on_after_failure: false,
+        }
+    }
+
+    /// Makes the operations after one that has failed take place all the same.
+    pub(crate) fn going_on_after_failure(mut self) -> Lane<'a, T> {
+        self.goes_on_after_failure = true;
+        self
     }
 
     /// Adds an operation at the end.
@@ -185,17 +186,19 @@ impl<'a, T: Holder> Lane<'a, T> {
         *self.first = None;
         self.comm_timeout.set(None);
         self.own_time.clear();
-        self.failed = None;
         if let Some(next) = self.rest.pop_front() {
             self.first = next;
         }
     }
 
-    /// Drops all operations, because one of them has failed.
-    fn clear(&mut self) {
-        while self.first.is_some() {
+    /// Drops the first operation, which has failed, and in most lanes those after it. Returns
+    /// whether an operation is left.
+    fn fail_first(&mut self) -> bool {
+        self.drop_first();
+        while self.first.is_some() && !self.goes_on_after_failure {
             self.drop_first();
         }
+        self.first.is_some()
     }
 }
 
@@ -213,9 +216,6 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                 if polled == Ok(Poll::Done) {
                     polled = lane.end_first().map(|()| Poll::Done);
                 }
-                if let (Ok(Poll::Blocked { .. }), Some(error)) = (&polled, lane.failed.take()) {
-                    polled = Err(error);
-                }
                 let Some(operation) = lane.first() else { break };
                 match polled {
                     Ok(Poll::Done) => {
@@ -231,8 +231,9 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                         if first.is_ok() {
                             first = Err(error);
                         }
-                        lane.clear();
-                        return false;
+                        if !lane.fail_first() {
+                            return false;
+                        }
                     }
                 }
             }
@@ -272,15 +273,13 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
             lanes.retain_mut(|lane| {
                 let blocked = blocked.next().unwrap_or(Poll::Outside);
                 let has_failed = blocked != Poll::Outside && waiting.next() == Some(call);
-                let handles = has_failed && lane.first().is_some_and(|operation| operation.handles_failed_wait());
-                if handles {
-                    lane.failed = error.take();
+                if has_failed {
+                    error = error.take().map(|error| match lane.first_mut() {
+                        Some(operation) => operation.wait_failed(error),
+                        None => error,
+                    });
                 }
-                let goes_on = handles || !has_failed && lane.goes_on(blocked);
-                if !goes_on {
-                    lane.clear();
-                }
-                goes_on
+                !has_failed && lane.goes_on(blocked) || lane.fail_first()
             });
             if let Some(error) = error.filter(|_| first.is_ok()) {
                 first = Err(wait.time(error).within(&described));

@@ -94,6 +94,13 @@ impl Operation for RevokedSplit {
         self.split.as_mut()?.pass()
     }
 
+    fn wait_failed(&mut self, error: Error) -> Error {
+        match &mut self.split {
+            Some(split) => split.wait_failed(error),
+            None => self.renewal.wait_failed(error),
+        }
+    }
+
     fn describe(&self) -> String {
         self.described.clone()
     }

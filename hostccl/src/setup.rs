@@ -236,6 +236,8 @@ pub(crate) struct ChildInit {
     out: Out,
     /// Whether the parent's handle counts the call, because it ends in the background.
     counted: bool,
+    /// Whether an earlier call in the background may have failed on the parent's handle.
+    despite_failure: bool,
     /// Whether the handles have the outcome.
     done: bool,
 }
@@ -254,7 +256,14 @@ impl ChildInit {
     ) -> ChildInit {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        ChildInit { operation, parent_handle, parent, handle, out, counted: false, done: false }
+        ChildInit { operation, parent_handle, parent, handle, out, counted: false, despite_failure: false, done: false }
+    }
+
+    /// Makes the parent's handle forget the failure of an earlier call when this call begins in the
+    /// background, because the handle then gets the outcome of this call.
+    pub(crate) fn despite_failure(mut self, despite_failure: bool) -> ChildInit {
+        self.despite_failure = despite_failure;
+        self
     }
 
     /// Whether the caller waits for the end of the call. As in NCCL, a call on a non-blocking
@@ -266,6 +275,9 @@ impl ChildInit {
     /// Marks the parent's handle as in progress, for a call that ends in the background.
     pub(crate) fn begin(&mut self) {
         self.counted = true;
+        if self.despite_failure {
+            self.parent_handle.forget_failure();
+        }
         self.parent_handle.begin(self.name());
     }
 
@@ -358,10 +370,11 @@ impl Operation for ChildInit {
         self.operation.is_matched()
     }
 
-    /// A wait fails the new communicator. The operation must tell the ranks of the parent, and give
-    /// the blamed ranks their numbers there.
-    fn handles_failed_wait(&self) -> bool {
-        true
+    fn wait_failed(&mut self, error: Error) -> Error {
+        let error = self.operation.wait_failed(error);
+        self.fail_parent(&error);
+        self.finish(Err(error.clone().within(&self.operation.describe())));
+        error
     }
 
     fn describe(&self) -> String {
@@ -371,14 +384,29 @@ impl Operation for ChildInit {
 
 impl Drop for ChildInit {
     fn drop(&mut self) {
-        if !self.done {
-            let error = self.operation.for_parent(why_dropped(self.operation.comm()));
-            self.finish(Err(error.within(&self.operation.describe())));
+        if self.done {
+            return;
+        }
+        match failure_of(self.operation.comm()) {
+            // Another call of the group may have waited on the same communicators.
+            Some(error) => drop(self.wait_failed(error)),
+            None => {
+                let error = self.operation.for_parent(dropped());
+                self.finish(Err(error.within(&self.operation.describe())));
+            }
         }
     }
 }
 
 /// Returns the error of a call that was dropped before it ended.
 fn why_dropped(comm: Option<&Arc<Comm>>) -> Error {
-    comm.and_then(|comm| comm.check().err()).unwrap_or_else(|| Error::usage("another call of the same group failed"))
+    failure_of(comm).unwrap_or_else(dropped)
+}
+
+fn failure_of(comm: Option<&Arc<Comm>>) -> Option<Error> {
+    comm?.check().err()
+}
+
+fn dropped() -> Error {
+    Error::usage("another call of the same group failed")
 }

@@ -76,7 +76,9 @@ impl Shrink {
 
 impl Operation for Shrink {
     fn poll(&mut self) -> Result<Poll> {
-        self.remaining.begin();
+        if self.remaining.begin() {
+            self.since = Instant::now();
+        }
         if self.remaining.join.is_none() {
             let first = self.remaining.members[0];
             let seen = self.remaining.offer(first).number.value();
@@ -104,6 +106,10 @@ impl Operation for Shrink {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         self.remaining.comm()
+    }
+
+    fn wait_failed(&mut self, error: Error) -> Error {
+        self.remaining.of_wait(error)
     }
 
     fn describe(&self) -> String {

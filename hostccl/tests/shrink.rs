@@ -288,12 +288,13 @@ fn a_group_makes_several_communicators_by_shrinking() {
 
 #[test]
 fn a_failed_split_in_the_background_does_not_keep_a_rank_from_shrinking_with_abort() {
-    let aborted = Barrier::new(3);
+    let split = Barrier::new(3);
     ranks(3, |comm, rank| {
         if rank == 2 {
+            // The others have begun to split.
+            split.wait();
             // SAFETY: the token is live. Its Comm destroys nothing after this.
             ok(unsafe { ncclCommAbort(**comm) });
-            aborted.wait();
             return;
         }
         let state = |comm: &Comm| {
@@ -305,9 +306,9 @@ fn a_failed_split_in_the_background_does_not_keep_a_rank_from_shrinking_with_abo
         let (mut part, mut in_background) = (null_mut(), config(0));
         // SAFETY: the place outlives the call, because the test waits for it.
         let begun = unsafe { ncclCommSplit(**comm, 0, 0, &raw mut part, &raw mut in_background) };
-        assert!([ncclInProgress, ncclRemoteError].contains(&begun), "{begun}");
+        assert_eq!(begun, ncclInProgress, "{}", last_error());
+        split.wait();
         assert_eq!(state(comm), ncclRemoteError);
-        aborted.wait();
         for blocking in [1, 0] {
             let (mut list, mut shrunk, mut config) = ([2], null_mut(), config(blocking));
             let (list, place) = (list.as_mut_ptr(), &raw mut shrunk);
@@ -323,11 +324,14 @@ fn a_failed_split_in_the_background_does_not_keep_a_rank_from_shrinking_with_abo
 
 #[test]
 fn a_rank_that_does_not_come_to_a_shrink_is_named_with_its_number_in_the_parent() {
-    let all_have_failed = Barrier::new(4);
+    let (all_have_failed, at_once) = (Barrier::new(4), Barrier::new(2));
     let blamed = ranks(4, |comm, rank| {
         // SAFETY: the communicator is live.
         ok(unsafe { hostcclCommSetTimeout(**comm, 1500) });
-        let failed = [1, 2].contains(&rank).then(|| shrink(comm, &[0], NCCL_SHRINK_DEFAULT).err());
+        let failed = [1, 2].contains(&rank).then(|| {
+            at_once.wait();
+            shrink(comm, &[0], NCCL_SHRINK_DEFAULT).err()
+        });
         let (mut code, mut ranks, mut lost, mut count, mut waited) = (0, [-1; 4], [-1; 4], 0, 0);
         let (code, lost, waited) = (&raw mut code, lost.as_mut_ptr(), &raw mut waited);
         // SAFETY: there is room for four ranks, and there are places for the other answers.
@@ -337,4 +341,32 @@ fn a_rank_that_does_not_come_to_a_shrink_is_named_with_its_number_in_the_parent(
     });
     let expected = Some((Some(ncclTimeout), vec![3]));
     assert_eq!(blamed, [None, expected.clone(), expected, None]);
+}
+
+#[test]
+fn a_shrink_that_fails_leaves_the_next_one_of_its_group() {
+    ranks(4, |comm, rank| {
+        // SAFETY: the communicator is live.
+        ok(unsafe { hostcclCommSetTimeout(**comm, 20_000) });
+        if rank == 2 {
+            // SAFETY: the token is live. Its Comm destroys nothing after this.
+            ok(unsafe { ncclCommAbort(**comm) });
+            return;
+        }
+        let (mut lists, mut places) = ([[3], [2]], [null_mut(); 2]);
+        // SAFETY: the lists have one rank each, and the places outlive the group.
+        let ended = unsafe {
+            ok(ncclGroupStart());
+            for ((list, place), excluded) in lists.iter_mut().zip(&mut places).zip([3, 2]) {
+                if rank != excluded {
+                    ok(ncclCommShrink(**comm, list.as_mut_ptr(), 1, place, null_mut(), NCCL_SHRINK_ABORT));
+                }
+            }
+            ncclGroupEnd()
+        };
+        // Rank 2 does not come to the first shrink, which is not rank 3's.
+        assert_eq!(ended, if rank == 3 { ncclSuccess } else { ncclRemoteError }, "{}", last_error());
+        assert!(places[0].is_null());
+        assert_eq!(gather(&Comm(places[1]), rank as i64), [0, 1, 3]);
+    });
 }

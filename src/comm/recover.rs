@@ -66,7 +66,7 @@ impl View {
     /// Tells the other ranks that this one has refused its own call.
     fn refuse_recovery(&self, world: &World, error: &Error) {
         let root = self.root_comms();
-        // A mesh without dimensions has no other rank.
+        // A recovery of the job cannot begin at such a mesh, so nobody can be told.
         if root.mesh().ndim() == 0 {
             return;
         }

@@ -380,8 +380,8 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 ///
 /// Errors: the first error of any operation of the group, also of one that was refused when it was
 /// called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE (no group was
-/// begun); DM_STATUS_UNSUPPORTED (an offline world). Call dm_group_end on every path of the program, because operations of this thread only
-/// wait until then.
+/// begun); DM_STATUS_UNSUPPORTED (an offline world). Call dm_group_end on every path of the
+/// program, because operations of this thread only wait until then.
 ///
 /// DM_STATUS_ABORTED says that another thread has aborted a mesh with operations in the group. On
 /// cpu none of the group's operations runs then; when the abort comes while they run, those on

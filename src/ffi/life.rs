@@ -26,7 +26,7 @@ use crate::error::Error;
 /// DM_STATUS_MISMATCH (an earlier collective failed), DM_STATUS_TIMEOUT (an earlier collective
 /// failed, or NCCL does not answer), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_ARGUMENT (dim
-/// is no name), DM_STATUS_INVALID_HANDLE.
+/// is empty or not UTF-8), DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated.
@@ -106,14 +106,15 @@ pub unsafe extern "C" fn dm_stream_wait(
 /// for NCCL's own abort, which waits for captured CUDA graphs with work of the communicator and for
 /// ranks of this host. The limit for both together is the mesh's timeout, but not less than one
 /// second and not more than five. At the limit the call gives DM_STATUS_TIMEOUT, and the
-/// communicator ends later. Before that the call takes half a second at most to tell the store.
+/// communicator ends later. On cuda the call first tells the store, which takes half a second at
+/// most and does not count for this limit.
 ///
 /// The mesh has ended (see "ended" at the head of this file) from the beginning of the call on,
 /// also when the call fails. A communicator that another root mesh of this world shares ends for
 /// that one as well; a mesh that is made afterwards has new ones. Raw communicators from
-/// dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
-/// only waits for communicators that have not ended yet. A dm_init in progress has no mesh yet:
-/// dm_world_abort ends it.
+/// dm_get_comm must not be used any more. A second abort, or one after dm_finalize, only waits for
+/// communicators that have not ended yet; one after dm_shrink does nothing. A dm_init in progress
+/// has no mesh yet: dm_world_abort ends it.
 ///
 /// NCCL's abort returns when the work of this root has left the streams. Where this work lies
 /// behind stuck work of another mesh, dm_world_abort ends both. NCCL forbids ending a communicator
@@ -135,8 +136,8 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 
 /// Waits for the outstanding work of this view's root mesh, destroys those of its communicators
 /// that no other root mesh of this world shares, and ends the mesh (see "ended" at the head of this
-/// file). On cuda it does not wait for work on a communicator that another root mesh shares, or that
-/// the program made (dm_from_comms): dm_stream_wait does.
+/// file). On cuda it does not wait for work on a communicator that another root mesh shares, or
+/// that the program made (dm_from_comms): dm_stream_wait does.
 ///
 /// Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
 /// options NULL: the mesh's timeout. options->num_dim_options must be 0. Errors: DM_STATUS_TIMEOUT

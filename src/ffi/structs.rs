@@ -79,8 +79,8 @@ pub struct dm_world_options {
     /// This process's rank, 0 to world_size - 1, when world_size is given, and 0 otherwise.
     pub rank: i32,
     /// This process's rank on its host, from which its device follows, when world_size is given,
-    /// and 0 otherwise. A rank that leaves it at 0 gets a number that no other rank of its host has, the
-    /// lowest world rank first. So it may stay 0 on all ranks.
+    /// and 0 otherwise. A rank that leaves it at 0 gets a number that no other rank of its host
+    /// has, the lowest world rank first. So it may stay 0 on all ranks.
     pub local_rank: i32,
     /// The index of the device on which communicators are made, among those that this process sees;
     /// used when flags has DM_WORLD_DEVICE, and 0 otherwise. Without that flag the world takes the

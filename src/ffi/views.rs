@@ -320,10 +320,10 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
 /// call dm_finalize (or dm_world_finalize, dm_abort) before, which ends the communicators.
 ///
 /// Local, waits for no rank; NULL is a no-op, and so are a handle that was freed before and any
-/// handle in a forked child. Other views are not touched. A program that makes meshes and only frees them
-/// keeps the memory of every communicator until dm_world_finalize. Where this was the last handle,
-/// a thread of the library ends what takes time: failed communicators that no mesh has any more,
-/// and the world. The end of the process waits one second at most for that thread.
+/// handle in a forked child. Other views are not touched. A program that makes meshes and only
+/// frees them keeps the memory of every communicator until dm_world_finalize. Where this was the
+/// last handle, a thread of the library ends what takes time: failed communicators that no mesh has
+/// any more, and the world. The end of the process waits one second at most for that thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
     if !mesh.is_null() {

@@ -206,7 +206,6 @@ static void leaves_by_exit(void)
   exit(finish());
 }
 
-/* A child that is forked before the parent holds anything may do everything. */
 /* The child may leave by exit while a group is open. It cannot end the group. */
 static void inside_a_group(void)
 {
@@ -218,6 +217,7 @@ static void inside_a_group(void)
   CHECK(sum == (float)size);
 }
 
+/* A child that is forked before the parent holds anything may do everything. */
 static void is_free(void)
 {
   dm_world_options alone = DM_WORLD_OPTIONS_INIT;

@@ -280,8 +280,7 @@ fn shrink(
 }
 
 /// Returns the task that makes a communicator of ranks of `comm`. With `despite_failure`, an earlier
-/// call on `comm` may have failed in the background. The handle then forgets that failure, because
-/// the outcome of this call takes its place.
+/// call on `comm` may have failed in the background.
 ///
 /// # Safety
 /// `new_comm` stays valid until the call is over. `config` is NULL, or as NCCL documents it.
@@ -305,11 +304,9 @@ unsafe fn child_of(
     let name = config.name.clone().unwrap_or_else(|| format!("{}/{suffix}", parent.name()));
     let handle = Arc::new(Handle::new(0, 0, parent_handle.device, config));
     let child = make(parent.clone(), name, &handle)?;
-    if despite_failure {
-        parent_handle.forget_failure();
-    }
     // SAFETY: not NULL, and valid by the caller's contract.
-    Ok(vec![Task::Child(unsafe { ChildInit::new(child, parent_handle, parent, handle, new_comm) })])
+    let child = unsafe { ChildInit::new(child, parent_handle, parent, handle, new_comm) };
+    Ok(vec![Task::Child(child.despite_failure(despite_failure))])
 }
 
 pub(crate) unsafe fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> Result<ncclResult_t> {

@@ -12,9 +12,9 @@ use crate::types::{DataType, ReduceOp};
 /// elements of a host's ranks are reduced first, and then those of the hosts.
 ///
 /// The exact average of integers cannot be found from the averages of hosts, nor from sums that may
-/// wrap. A float of 8 bits loses too much each time it is rounded. A float of 16 bits is rounded on
-/// each host, as NCCL rounds it in each step, so that no host sends the data of all its ranks. Where hosts have different
-/// numbers of ranks, their averages have different weights.
+/// wrap. A float of 8 bits loses too much each time it is rounded. A host rounds its result of
+/// 16-bit floats, because otherwise it would send the data of all its ranks. NCCL rounds in each
+/// step, too. Where hosts have different numbers of ranks, their averages have different weights.
 pub(super) fn is_flat(call: &Call, comm: &Comm) -> bool {
     let is_average = matches!(call.reduction, Some(Reduction::Plain(ReduceOp::Avg)));
     let is_even = comm.rails.as_ref().is_some_and(|rails| rails.is_even);

@@ -39,6 +39,8 @@ pub(super) struct Remaining {
     pub(super) join: Option<Join>,
     /// Whether the calls that are under way on the parent must still be ended.
     ends_calls: bool,
+    /// Whether the shrink has begun.
+    has_begun: bool,
 }
 
 impl Remaining {
@@ -68,15 +70,27 @@ impl Remaining {
         }
         let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
         let (digest, members) = (checksum(&bytes).max(1), (0..nranks).filter(|rank| !out[*rank]).collect());
-        Ok(Remaining { parent, name, aborted, digest, members, segment: None, join: None, ends_calls: abort })
+        Ok(Remaining {
+            parent,
+            name,
+            aborted,
+            digest,
+            members,
+            segment: None,
+            join: None,
+            ends_calls: abort,
+            has_begun: false,
+        })
     }
 
-    /// Ends the calls that are under way on the parent, if that is to be done. A group calls this
-    /// at its end, so a group that performs nothing ends nothing.
-    pub(super) fn begin(&mut self) {
+    /// Begins the shrink, unless it has begun: ends the calls that are under way on the parent, if
+    /// that is to be done. A group begins its calls at its end, so a group that performs nothing
+    /// ends nothing. Returns whether the shrink had not begun.
+    pub(super) fn begin(&mut self) -> bool {
         if std::mem::take(&mut self.ends_calls) {
             self.parent.end_calls("shrinks");
         }
+        !std::mem::replace(&mut self.has_begun, true)
     }
 
     /// Returns the number of a rank of the parent in the new communicator.
@@ -181,6 +195,12 @@ impl Remaining {
     /// the error has the ranks of the new communicator, whose numbers differ from the parent's.
     pub(super) fn for_parent(&self, error: Error) -> Error {
         if self.join.is_some() { self.in_parent(error) } else { error }
+    }
+
+    /// Returns the error of a wait as the ranks of the parent know it.
+    pub(super) fn of_wait(&self, error: Error) -> Error {
+        let is_of_child = self.join.as_ref().is_some_and(|join| join.comm().is_some());
+        if is_of_child { self.in_parent(error) } else { error }
     }
 
     /// Returns the ranks that an error of the parent blames, with their numbers in the new

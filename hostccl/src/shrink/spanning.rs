@@ -285,7 +285,9 @@ impl SpanShrink {
 impl Operation for SpanShrink {
     fn poll(&mut self) -> Result<Poll> {
         self.is_awaited = true;
-        self.remaining.begin();
+        if self.remaining.begin() {
+            self.since = Instant::now();
+        }
         let polled = self.advance().inspect_err(|error| self.tell(error));
         self.is_awaited = polled.as_ref().is_ok_and(|poll| *poll != Poll::Done);
         polled
@@ -293,6 +295,13 @@ impl Operation for SpanShrink {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         self.remaining.comm()
+    }
+
+    fn wait_failed(&mut self, error: Error) -> Error {
+        let error = self.remaining.of_wait(error);
+        self.tell(&error);
+        self.is_awaited = false;
+        error
     }
 
     fn describe(&self) -> String {

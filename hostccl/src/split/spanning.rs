@@ -351,6 +351,12 @@ impl Operation for SpanSplit {
         }
     }
 
+    /// The other ranks of the parent wait for this one to confirm, whatever their colours.
+    fn wait_failed(&mut self, error: Error) -> Error {
+        let is_of_child = matches!(&self.stage, Stage::Joining(Some(join)) if join.comm().is_some());
+        if is_of_child { self.fail(&self.for_parent(error)) } else { error }
+    }
+
     fn describe(&self) -> String {
         let ColorAndKey { color, key } = self.color_and_key;
         format!("ncclCommSplit(color {color}, key {key}) on {}", self.parent.own_label())

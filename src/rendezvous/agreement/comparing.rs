@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::round::Round;
+use super::round::{Round, grace};
 use super::verdict::{Sides, Verdict, split, split_mesh};
 use crate::error::{Result, Status};
 use crate::rendezvous::store::any_of;
@@ -55,8 +55,8 @@ impl Round {
                     came => drop(came?),
                 }
             }
-            // A slow store has the rest of the call's time to take the verdict.
-            let soon = Wait { watch: None, ..wait.with_deadline(wait.deadline.at_least(WINDOW)) };
+            // A store on a loaded machine may need more than the window to take the verdict.
+            let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(WINDOW.max(grace(wait)))) };
             let verdict = self.spell_out(phase, theirs, &soon)?;
             let verdict = verdict.unwrap_or_else(|| self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, 1, theirs));
             self.decide(phase, &verdict, &soon)?

@@ -236,8 +236,8 @@ impl Recovery {
         Wait { watch: Some(watch), ..wait.with_deadline(deadline) }
     }
 
-    /// Returns this wait for questions to the store. Where the deadline has passed, the store gets
-    /// some time all the same, so that the others learn why this rank gives up.
+    /// Returns this wait for questions to the store. The store gets some time beyond the deadline,
+    /// also where the deadline has passed, so that the others learn why this rank gives up.
     fn soon(wait: &Wait) -> Wait {
         let until = wait.deadline.extended(grace(wait)).at_least(LEAST_ASK);
         Wait { watch: None, ..wait.with_deadline(until) }
