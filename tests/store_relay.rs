@@ -81,10 +81,12 @@ fn is_dropped(stream: &mut TcpStream) -> bool {
 /// How many connections this host has at that port of its own.
 fn sockets_at(port: u16) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let here = format!("{:08X}:{port:04X}", u32::from_ne_bytes([127, 0, 0, 1]));
     let is_there = |line: &&str| {
         let mut fields = line.split_whitespace().skip(1);
         let (local, _, state) = (fields.next(), fields.next(), fields.next());
-        local.is_some_and(|local| local.ends_with(&format!(":{port:04X}"))) && state == Some("01")
+        // At another address of this machine, another program may use the same port.
+        local == Some(&*here) && state == Some("01")
     };
     table.lines().filter(is_there).count()
 }
