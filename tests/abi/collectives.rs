@@ -220,7 +220,7 @@ pub fn end_groups(session: &mut Session<'_>) {
             assert_ne!(ended, DM_STATUS_INTERNAL, "{}", last_error());
         }
         session.groups = 0;
-        assert_eq!(dm_group_end(mesh.get(0)), DM_STATUS_CCL, "no group is left");
+        assert_eq!(dm_group_end(mesh.get(0)), DM_STATUS_INVALID_STATE, "no group is left");
         // SAFETY: no options.
         assert_eq!(unsafe { dm_finalize(mesh.get(0), std::ptr::null()) }, DM_STATUS_OK, "{}", last_error());
         dm_free(mesh.get(0));
