@@ -352,14 +352,12 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
     let mut lane_of: BTreeMap<(usize, Place, u64), usize> = BTreeMap::new();
     for slot in &mut tasks {
         let Some(task) = slot.as_ref() else { continue };
-        // Of two shrinks of one parent, the second does not need the ranks for which the first
-        // waits.
-        let is_apart = task.lane().is_some_and(|(.., tag)| tag == NO_TAG);
-        let next = lanes.len();
-        let lane = task.lane().map_or(next, |lane| *lane_of.entry(lane).or_insert(next));
+        let (key, next) = (task.lane(), lanes.len());
+        let lane = key.map_or(next, |key| *lane_of.entry(key).or_insert(next));
         match lanes.get_mut(lane) {
             Some(lane) => lane.push(slot),
-            None if is_apart => lanes.push(Lane::new(slot).going_on_after_failure()),
+            // A shrink does not need the ranks for which another shrink of the parent waits.
+            None if matches!(key, Some((.., NO_TAG))) => lanes.push(Lane::new(slot).going_on_after_failure()),
             None => lanes.push(Lane::new(slot)),
         }
     }

@@ -122,24 +122,22 @@ impl Id {
         let mut open = OPEN.lock();
         // A creator that joins closes its id when it has joined. A creator that only makes ids for
         // others closes the old ones here.
-        let now = Instant::now();
-        let mut close = Vec::new();
-        let mut failed = Vec::new();
-        for (token, id) in open.iter_mut() {
-            match segment::end_of(&id.fd) {
-                None => {}
-                Some(End::Started) => close.push(*token),
-                Some(End::Failed) => failed.push((*id.failed.get_or_insert(now), *token)),
+        open.retain(|token, id| {
+            let stays = match segment::end_of(&id.fd) {
+                None => true,
+                Some(End::Started) => false,
+                Some(End::Failed) => id.failed.get_or_insert_with(Instant::now).elapsed() < KEPT_FAILED.0,
+            };
+            if !stays {
+                server::close(*token, None);
             }
-        }
-        // The oldest come last.
-        failed.sort_unstable_by_key(|(since, _)| std::cmp::Reverse(*since));
-        let is_old = |at: usize, since: Instant| at >= KEPT_FAILED.1 || since.elapsed() >= KEPT_FAILED.0;
-        let old = failed.iter().enumerate().filter(|(at, (since, _))| is_old(*at, *since));
-        close.extend(old.map(|(_, (_, token))| *token));
-        for token in close {
-            open.remove(&token);
-            server::close(token, None);
+            stays
+        });
+        let mut failed: Vec<_> = open.iter().filter_map(|(token, id)| Some((id.failed?, *token))).collect();
+        failed.sort_unstable();
+        for (_, oldest) in failed.iter().rev().skip(KEPT_FAILED.1) {
+            open.remove(oldest);
+            server::close(*oldest, None);
         }
         open.insert(token, OpenId { fd, failed: None });
         Ok(id)

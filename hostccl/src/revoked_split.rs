@@ -66,6 +66,19 @@ impl ChildOperation for RevokedSplit {
         self.now().for_parent(error)
     }
 
+    fn child_failed(&mut self, error: Error) -> Error {
+        let whole = self.renewal.joined();
+        let is_of_whole = |split: &dyn ChildOperation| {
+            split.comm().zip(whole.as_ref()).is_some_and(|(comm, whole)| Arc::ptr_eq(comm, whole))
+        };
+        match &mut self.split {
+            None => self.renewal.child_failed(error),
+            // The ranks have the same numbers in the revoked communicator.
+            Some(split) if is_of_whole(&**split) => error,
+            Some(split) => split.child_failed(error),
+        }
+    }
+
     fn withdraw(&mut self) {
         self.renewal.withdraw();
     }
@@ -92,13 +105,6 @@ impl Operation for RevokedSplit {
 
     fn pass(&mut self) -> Option<&mut Pass> {
         self.split.as_mut()?.pass()
-    }
-
-    fn wait_failed(&mut self, error: Error) -> Error {
-        match &mut self.split {
-            Some(split) => split.wait_failed(error),
-            None => self.renewal.wait_failed(error),
-        }
     }
 
     fn describe(&self) -> String {

@@ -211,6 +211,12 @@ pub(crate) trait ChildOperation: Operation + Send {
     /// Turns an error of the new communicator into one that names the parent's ranks.
     fn for_parent(&self, error: Error) -> Error;
 
+    /// Tells the ranks of the parent that the new communicator has failed with `error`, if they wait
+    /// for this rank. Returns the error as the ranks of the parent know it.
+    fn child_failed(&mut self, error: Error) -> Error {
+        self.for_parent(error)
+    }
+
     /// Returns the name of the call, where the call takes turns with the parent's collectives.
     fn name(&self) -> Option<Name> {
         None
@@ -317,6 +323,13 @@ impl ChildInit {
         }
     }
 
+    /// Ends the call, which has failed. Returns the error for the caller.
+    fn fail(&mut self, error: Error) -> Error {
+        self.fail_parent(&error);
+        self.finish(Err(error.clone().within(&self.operation.describe())));
+        error
+    }
+
     fn finish(&mut self, outcome: Result<()>) {
         self.done = true;
         self.operation.withdraw();
@@ -341,11 +354,7 @@ impl Operation for ChildInit {
                 Ok(Poll::Done)
             }
             Ok(blocked) => Ok(blocked),
-            Err(error) => {
-                self.fail_parent(&error);
-                self.finish(Err(error.clone().within(&self.operation.describe())));
-                Err(error)
-            }
+            Err(error) => Err(self.fail(error)),
         }
     }
 
@@ -371,10 +380,9 @@ impl Operation for ChildInit {
     }
 
     fn wait_failed(&mut self, error: Error) -> Error {
-        let error = self.operation.wait_failed(error);
-        self.fail_parent(&error);
-        self.finish(Err(error.clone().within(&self.operation.describe())));
-        error
+        let is_of_child = self.operation.comm().is_some_and(|comm| !Arc::ptr_eq(comm, &self.parent));
+        let error = if is_of_child { self.operation.child_failed(error) } else { error };
+        self.fail(error)
     }
 
     fn describe(&self) -> String {

@@ -108,10 +108,6 @@ impl Operation for Shrink {
         self.remaining.comm()
     }
 
-    fn wait_failed(&mut self, error: Error) -> Error {
-        self.remaining.of_wait(error)
-    }
-
     fn describe(&self) -> String {
         self.remaining.describe()
     }

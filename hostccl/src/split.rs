@@ -332,11 +332,6 @@ impl Operation for Split {
         self.stage > 1
     }
 
-    fn wait_failed(&mut self, error: Error) -> Error {
-        let is_of_child = self.join.as_ref().is_some_and(|join| join.comm().is_some());
-        if is_of_child { self.for_parent(error) } else { error }
-    }
-
     fn describe(&self) -> String {
         let ColorAndKey { color, key } = self.color_and_key;
         format!("ncclCommSplit(color {color}, key {key}) on {}", self.parent.own_label())

@@ -6,7 +6,7 @@ mod common;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 
-use common::{Comm, config, gather, group, last_error, ok, ranks, sum};
+use common::{Comm, config, gather, group, last_error, ok, ranks, state_of, sum};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -280,14 +280,6 @@ fn one_thread_drives_all_ranks() {
     let parts = parts.map(Comm);
     let places: Vec<_> = parts.iter().map(|part| (part.size(), part.rank())).collect();
     assert_eq!(places, [(3, 2), (2, 1), (3, 1), (2, 0), (3, 0)]);
-}
-
-/// Returns the state of the communicator when nothing is in progress on it any more.
-fn state_of(comm: &Comm) -> ncclResult_t {
-    let mut state = -1;
-    // SAFETY: the communicator is live, and there is a place for the answer.
-    ok(unsafe { hostcclCommWait(**comm, 20_000, &raw mut state) });
-    state
 }
 
 #[test]

@@ -297,18 +297,12 @@ fn a_failed_split_in_the_background_does_not_keep_a_rank_from_shrinking_with_abo
             ok(unsafe { ncclCommAbort(**comm) });
             return;
         }
-        let state = |comm: &Comm| {
-            let mut state = -1;
-            // SAFETY: the communicator is live, and there is a place for the answer.
-            ok(unsafe { hostcclCommWait(**comm, 20_000, &raw mut state) });
-            state
-        };
         let (mut part, mut in_background) = (null_mut(), config(0));
         // SAFETY: the place outlives the call, because the test waits for it.
         let begun = unsafe { ncclCommSplit(**comm, 0, 0, &raw mut part, &raw mut in_background) };
         assert_eq!(begun, ncclInProgress, "{}", last_error());
         split.wait();
-        assert_eq!(state(comm), ncclRemoteError);
+        assert_eq!(state_of(comm), ncclRemoteError);
         for blocking in [1, 0] {
             let (mut list, mut shrunk, mut config) = ([2], null_mut(), config(blocking));
             let (list, place) = (list.as_mut_ptr(), &raw mut shrunk);
@@ -316,7 +310,7 @@ fn a_failed_split_in_the_background_does_not_keep_a_rank_from_shrinking_with_abo
             let begun = unsafe { ncclCommShrink(**comm, list, 1, place, &raw mut config, NCCL_SHRINK_ABORT) };
             assert_eq!(begun, if blocking == 1 { ncclSuccess } else { ncclInProgress }, "{}", last_error());
             // After the shrink the parent's state is that it has ended.
-            assert_eq!(state(comm), ncclRemoteError);
+            assert_eq!(state_of(comm), ncclRemoteError);
             assert_eq!(sum(&Comm(shrunk), 10), 20);
         }
     });

@@ -37,8 +37,8 @@ pub(super) struct Remaining {
     pub(super) segment: Option<Private<OwnedFd>>,
     /// The joining of the new communicator, once this rank knows where its segment is.
     pub(super) join: Option<Join>,
-    /// Whether the calls that are under way on the parent must still be ended.
-    ends_calls: bool,
+    /// Whether the shrink ends the calls that are under way on the parent when it begins.
+    abort: bool,
     /// Whether the shrink has begun.
     has_begun: bool,
 }
@@ -70,27 +70,18 @@ impl Remaining {
         }
         let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
         let (digest, members) = (checksum(&bytes).max(1), (0..nranks).filter(|rank| !out[*rank]).collect());
-        Ok(Remaining {
-            parent,
-            name,
-            aborted,
-            digest,
-            members,
-            segment: None,
-            join: None,
-            ends_calls: abort,
-            has_begun: false,
-        })
+        Ok(Remaining { parent, name, aborted, digest, members, segment: None, join: None, abort, has_begun: false })
     }
 
     /// Begins the shrink, unless it has begun: ends the calls that are under way on the parent, if
     /// that is to be done. A group begins its calls at its end, so a group that performs nothing
     /// ends nothing. Returns whether the shrink had not begun.
     pub(super) fn begin(&mut self) -> bool {
-        if std::mem::take(&mut self.ends_calls) {
+        let begins = !std::mem::replace(&mut self.has_begun, true);
+        if begins && self.abort {
             self.parent.end_calls("shrinks");
         }
-        !std::mem::replace(&mut self.has_begun, true)
+        begins
     }
 
     /// Returns the number of a rank of the parent in the new communicator.
@@ -195,12 +186,6 @@ impl Remaining {
     /// the error has the ranks of the new communicator, whose numbers differ from the parent's.
     pub(super) fn for_parent(&self, error: Error) -> Error {
         if self.join.is_some() { self.in_parent(error) } else { error }
-    }
-
-    /// Returns the error of a wait as the ranks of the parent know it.
-    pub(super) fn of_wait(&self, error: Error) -> Error {
-        let is_of_child = self.join.as_ref().is_some_and(|join| join.comm().is_some());
-        if is_of_child { self.in_parent(error) } else { error }
     }
 
     /// Returns the ranks that an error of the parent blames, with their numbers in the new

@@ -297,13 +297,6 @@ impl Operation for SpanShrink {
         self.remaining.comm()
     }
 
-    fn wait_failed(&mut self, error: Error) -> Error {
-        let error = self.remaining.of_wait(error);
-        self.tell(&error);
-        self.is_awaited = false;
-        error
-    }
-
     fn describe(&self) -> String {
         self.remaining.describe()
     }
@@ -316,6 +309,13 @@ impl ChildOperation for SpanShrink {
 
     fn for_parent(&self, error: Error) -> Error {
         self.remaining.for_parent(error)
+    }
+
+    fn child_failed(&mut self, error: Error) -> Error {
+        let error = self.for_parent(error);
+        self.tell(&error);
+        self.is_awaited = false;
+        error
     }
 
     fn withdraw(&mut self) {

@@ -248,11 +248,7 @@ impl SpanSplit {
                     // A member that died before it joined, or that could not map the segment, is
                     // known to the parent only.
                     Ok(blocked) => return self.check_parent().map(|()| blocked),
-                    // The other ranks wait for this one to confirm, whatever their colours.
-                    Err(error) => {
-                        let error = self.for_parent(error);
-                        return Err(self.fail(&error));
-                    }
+                    Err(error) => return Err(self.child_failed(error)),
                 }
             }
             Stage::Confirming(confirm, _) => {
@@ -318,6 +314,11 @@ impl ChildOperation for SpanSplit {
         let blame = error.blame().renumbered(|rank| self.members.get(rank).copied());
         error.by(blame)
     }
+
+    /// The other ranks of the parent wait for this one to confirm, whatever their colours.
+    fn child_failed(&mut self, error: Error) -> Error {
+        self.fail(&self.for_parent(error))
+    }
 }
 
 impl Operation for SpanSplit {
@@ -349,12 +350,6 @@ impl Operation for SpanSplit {
             Stage::Gathering(gather) | Stage::Confirming(gather, _) => gather.is_matched(),
             Stage::Joining(_) | Stage::Over(_) => true,
         }
-    }
-
-    /// The other ranks of the parent wait for this one to confirm, whatever their colours.
-    fn wait_failed(&mut self, error: Error) -> Error {
-        let is_of_child = matches!(&self.stage, Stage::Joining(Some(join)) if join.comm().is_some());
-        if is_of_child { self.fail(&self.for_parent(error)) } else { error }
     }
 
     fn describe(&self) -> String {

@@ -131,6 +131,14 @@ pub fn config(blocking: c_int) -> ncclConfig_t {
     ncclConfig_t { blocking, ..NCCL_CONFIG_INITIALIZER }
 }
 
+/// Returns the state of the communicator when nothing is in progress on it any more.
+pub fn state_of(comm: &Comm) -> ncclResult_t {
+    let mut state = -1;
+    // SAFETY: the communicator is live, and there is a place for the answer.
+    ok(unsafe { hostcclCommWait(**comm, 20_000, &raw mut state) });
+    state
+}
+
 pub fn unique_id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
     // SAFETY: there is a place for the id.
