@@ -26,8 +26,8 @@
  * NCCL_SPLIT_NOCOLOR. A non-blocking init writes the communicator at once.
  *
  * Environment: HOSTCCL_TIMEOUT_MS is how many milliseconds a wait for peers may last without any
- * progress. Then the call returns ncclTimeout. When the variable is unset or 0, init, split and
- * shrink wait for 600 seconds, and all other calls wait as long as their peers live. If the value
+ * progress. Then the call returns ncclTimeout. When the variable is unset or 0, init, split, shrink
+ * and grow wait for 600 seconds, and all other calls wait as long as their peers live. If the value
  * is not a whole number of milliseconds, the calls that start a communicator from an id return
  * ncclInvalidArgument.
  *
@@ -114,9 +114,9 @@ typedef enum {
   ncclNumTypes = 12
 } ncclDataType_t;
 
-/* Reductions. Sums and products of integers wrap. An average does not overflow; that of integers is
- * the exact sum divided by the number of ranks, truncated towards zero. The maximum and the minimum
- * of floating-point numbers are NaN where a rank has NaN.
+/* Reductions. Sums and products of integers wrap. An average does not overflow. An average of
+ * integers is the exact sum divided by the number of ranks, truncated towards zero. The maximum and
+ * the minimum of floating-point numbers are NaN where a rank has NaN.
  * ncclRedOpCreatePreMulSum returns values from ncclNumOps to ncclMaxRedOp. */
 typedef enum {
   ncclSum = 0,
@@ -224,8 +224,10 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devlist);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 /* Makes a communicator of the ranks of comm that are not listed, in their order. With
  * NCCL_SHRINK_ABORT, the calls under way on comm are first ended on all ranks, and comm may have
- * failed, for example by the death of a listed rank. Afterwards comm can only be freed. Collective
- * over the ranks that are not listed, which all pass one set of excluded ranks. */
+ * failed, for example by the death of a listed rank. After a shrink with NCCL_SHRINK_ABORT, comm
+ * takes no operations: it can be freed, revoked, or shrunk again with NCCL_SHRINK_ABORT. Without the
+ * flag, comm can be used as before. Collective over the ranks that are not listed, which all pass
+ * one set of excluded ranks. */
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
                             ncclConfig_t *config, int shrinkFlags);
 
@@ -246,22 +248,26 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqu
 /* ---- their life ------------------------------------------------------------------------------------------------ */
 
 /* Ends the calls under way on comm, on all ranks: they return ncclRemoteError. It returns when no
- * call of this rank is under way. Afterwards this rank may split, shrink, destroy and abort comm;
+ * call of this rank is under way. If that takes more than some seconds, it returns ncclTimeout, and
+ * comm is revoked all the same. Afterwards this rank may split, shrink, destroy and abort comm;
  * operations and ncclCommGrow are refused with ncclInvalidUsage, and ncclCommFinalize with
  * ncclInvalidArgument. comm may have failed before. The other ranks call this, too, before they
  * split or shrink comm. revokeFlags is NCCL_REVOKE_DEFAULT. Waits for no other rank. */
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
-/* Ends the use of comm. It returns when no call of this rank is under way. Later operations are
- * refused, so ncclCommDestroy is the next call. Local. */
+/* Ends the use of comm. It returns when no call of this rank is under way. If a timeout is set and a
+ * call is still under way after that time, it returns ncclTimeout, and comm is finalized all the
+ * same. Later operations are refused, so ncclCommDestroy is the next call. Local. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
-/* Frees comm, and waits for no call of a peer. Over several hosts it waits until its last messages
+/* Frees comm, and waits for no call of a peer. While a call on comm is in progress in the
+ * background (blocking = 0), it does what ncclCommAbort does. Over several hosts it waits until its last messages
  * are safe, for two seconds at most. A peer that still needs this rank gets ncclRemoteError.
  * Local. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 /* Frees comm and ends its calls on every rank. Blocked calls of this process return
  * ncclInternalError, and blocked calls of the peers return ncclRemoteError. Any thread may call
  * it. Local. Where comm is being made and is not connected yet to the process that made the unique
- * id, it waits until that process knows of the abort, for half a second at most. */
+ * id, it waits until that process knows of the abort, for half a second at most. It also waits until
+ * a call that makes a communicator in the background has ended, for five seconds at most. */
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 /* Writes the state of comm: ncclSuccess, ncclInProgress, or the error that ended it. Any thread
  * may call it. Local. */
@@ -387,36 +393,48 @@ ncclResult_t hostcclLastErrorRanks(ncclResult_t *code, int *ranks, int *lost, in
 
 /* Sets how many milliseconds an operation of this rank that begins later may wait for its peers
  * without any progress. Then comm ends with ncclTimeout. With 0, HOSTCCL_TIMEOUT_MS applies. The
- * time also holds for splits and shrinks of comm. Where it is set while comm itself is being made
- * in the background, it is the time for the whole making, with or without progress. Local. */
+ * time also holds for splits and shrinks of comm. For a growth of comm, it is the time for the whole
+ * making of newcomm, unless newcomm has a time of its own. Where it is set while comm itself is
+ * being made in the background, it is the time for the whole making, with or without progress.
+ * Local. */
 ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
 
-/* Names the calling thread's next operation or split. tag is the same on all ranks that take part,
+/* Names the calling thread's next operation, split or growth. tag is the same on all ranks that take part,
  * and 0 stands for no name. The two largest tags, UINT64_MAX - 1 and UINT64_MAX, are refused with
  * ncclInvalidArgument. name is for messages: NULL, or 32 bytes that are filled up with zeros.
  * Several threads may make operations of one communicator under different tags, in any order. Each
  * operation pairs with those of its tag, as if each tag had a communicator of its own. Two threads
- * that are in operations of one tag at the same time are refused. Local. */
+ * that are in operations of one tag at the same time are refused. Between hosts, each tag of messages
+ * takes some memory until the communicator ends, so use few tags. It also takes back the time of
+ * hostcclNextCallTimeout, which therefore comes after it. Local. */
 ncclResult_t hostcclNextCallName(uint64_t tag, const char *name);
+
+/* Sets how many milliseconds the calling thread's next operation or split may wait for its peers
+ * without any progress. For this one call it replaces the time of hostcclCommSetTimeout, so calls of
+ * several threads on one communicator may have different times. 0 means no replacement. The next call
+ * uses it up, even if that call is refused. Local. */
+ncclResult_t hostcclNextCallTimeout(int64_t timeout_ms);
 
 /* Sets the numbers by which messages name the ranks of comm: one number for each rank, for example
  * its rank in a larger set. count is the number of ranks. The first numbers that are set stay.
  * Communicators that are split or shrunk from comm inherit them. Local. */
 ncclResult_t hostcclCommSetNames(ncclComm_t comm, const int *names, int count);
 
-/* Says that this rank makes no more collectives on comm, because it is in another call. The string
- * call describes that call. The function fails when comm has failed. If another rank waits in a
- * collective that this rank has not begun, comm ends with ncclInvalidUsage on both ranks, and the
- * message names both calls. Local. */
+/* Checks once whether another rank waits in a collective on comm that this rank has not begun and
+ * will not begin, because it is in another call. If so, comm ends with ncclInvalidUsage on both
+ * ranks, and the message names both calls. The string call describes the call of this rank. A rank
+ * that begins to wait later is found only by another call of this function. The function also fails
+ * when comm has failed. Local. */
 ncclResult_t hostcclCommRefuse(ncclComm_t comm, const char *call);
 
 /* Makes the blocked calls of this rank on comm ask question(data, reason, capacity): for the first
  * time when they have waited for a quarter of a second without progress, and then ten times per
  * second. The question returns 0 while the calls go on waiting. To end comm for all of its ranks,
- * with ncclRemoteError, the question writes the reason as a string of at most capacity bytes to
- * reason, and returns 1. Only the first question that is set counts. The question must answer soon,
- * on any thread, and call no function of this library. release(data) is called once, on any thread,
- * when nobody asks any more, and also where this call fails. release may be NULL. Local. */
+ * the question writes the reason to reason, as a string, and returns 1. The calls then end with
+ * ncclRemoteError. The reason and its final 0 have room for capacity bytes, which is 1024. The other
+ * ranks get at most 512 bytes of it. Only the first question that is set counts. The question must answer soon, on any thread, and call no function of this
+ * library. release(data) is called once, on any thread, when nobody asks any more, and also where
+ * this call fails. release may be NULL. Local. */
 ncclResult_t hostcclCommSetInterrupt(ncclComm_t comm, int (*question)(void *data, char *reason, size_t capacity),
                                      void (*release)(void *data), void *data);
 

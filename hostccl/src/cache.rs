@@ -14,9 +14,9 @@ fn last_level() -> usize {
     *BYTES.get_or_init(|| largest(Path::new("/sys/devices/system/cpu/cpu0/cache")).or_else(by_libc).unwrap_or(UNKNOWN))
 }
 
-/// Whether the last-level cache cannot hold results of this many bytes, counted over all ranks. Such
-/// results are written with stores that bypass the caches, because an ordinary store first reads
-/// the cache line that it overwrites.
+/// Whether the last-level cache cannot hold results of this many bytes, counted over all ranks.
+/// Such results are written with stores that bypass the caches, because an ordinary store first
+/// reads the cache line that it overwrites.
 #[inline]
 pub(crate) fn is_too_small_for(results: usize) -> bool {
     results >= last_level()

@@ -7,8 +7,9 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
@@ -67,6 +68,8 @@ pub(crate) struct Comm {
     /// For each rank, the number of the last segment that it offered for a shrink and that this
     /// rank has joined or passed over.
     segments_taken: Vec<AtomicU32>,
+    /// How many shrinks this rank has begun, by the checksum of the excluded ranks.
+    shrinks_begun: Mutex<HashMap<u64, u64>>,
     /// Raised by `ncclCommAbort`, which may happen before the communicator exists.
     aborted: Arc<AtomicBool>,
     /// Raised by `ncclCommFinalize`: new operations are refused.
@@ -79,9 +82,9 @@ pub(crate) struct Comm {
     /// The rank of the whole communicator that this rank has itself found lost or late, where the
     /// segment names another rank or none; -1 for none.
     found_lost: AtomicI32,
-    /// A failure of this rank that happened while another rank was writing its own failure to the
-    /// segment. From then on all errors of this rank tell of this failure, even after the other
-    /// failure is written.
+    /// This rank's own failure, whole. It is set where this rank failed first, or where another
+    /// rank was still writing its failure. From then on all errors of this rank tell of this
+    /// failure.
     local_failure: OnceLock<Error>,
     /// How long a wait without progress may last, in milliseconds. With 0, `HOSTCCL_TIMEOUT_MS`
     /// applies.
@@ -124,6 +127,7 @@ impl Comm {
             places: Places::new(nranks),
             step: AtomicU64::new(0),
             segments_taken: (0..nranks).map(|_| AtomicU32::new(0)).collect(),
+            shrinks_begun: Mutex::default(),
             aborted,
             finalized: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
@@ -281,7 +285,7 @@ impl Comm {
         })
     }
 
-    /// Handles the news of other hosts that have arrived at this machine. Every call does this
+    /// Handles the news of other hosts that has arrived at this machine. Every call does this
     /// when it begins, because a call must not succeed after another rank's call has failed.
     #[inline]
     pub(crate) fn catch_up(&self) {
@@ -348,9 +352,10 @@ impl Comm {
         call: &str,
         told_by: Option<Peer>,
     ) -> Error {
-        self.segment.header().fail(code, &blame, message, call);
-        let error = self.written_failure().unwrap_or_else(|| {
-            // Another rank is writing its failure now, or has died while it wrote.
+        let is_first = self.segment.header().fail(code, &blame, message, call);
+        let error = self.written_failure().filter(|_| !is_first).unwrap_or_else(|| {
+            // The segment has this failure. Or another rank is writing its failure now, or has died
+            // while it wrote.
             self.local_failure.get_or_init(|| Error::new(code, message).by(blame)).clone()
         });
         self.tell_other_hosts(&error, told_by.is_none(), told_by);
@@ -366,9 +371,10 @@ impl Comm {
         }
     }
 
-    /// The failure, with the message of the rank that found it. `None` while there is none. A rank
-    /// that failed while another rank was writing its failure keeps its own failure, so that all
-    /// errors of this rank report one failure.
+    /// The failure, with the message of the rank that found it. Other ranks may have only a part of
+    /// that message. `None` while there is no failure. A rank that failed while another rank was
+    /// writing its failure keeps its own failure, so that all errors of this rank report one
+    /// failure.
     pub(crate) fn written_failure(&self) -> Option<Error> {
         self.local_failure.get().cloned().or_else(|| self.segment.header().failure.error())
     }
@@ -411,9 +417,19 @@ impl Comm {
         &self.segments_taken[rank]
     }
 
-    /// Returns the other rank if the communicator has two ranks, both on one host. Such ranks use no
-    /// common counter. Each waits for a word of the other one, because a counter that both change
-    /// would move between their caches more often.
+    /// Returns the number of this rank's next shrink that excludes the ranks with this checksum.
+    /// The ranks that shrink together count alike, unless a call of one of them has failed before
+    /// it began.
+    pub(crate) fn next_shrink(&self, digest: u64) -> u64 {
+        let mut begun = self.shrinks_begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = begun.entry(digest).or_default();
+        *number += 1;
+        *number
+    }
+
+    /// Returns the other rank if the communicator has two ranks, both on one host. Such ranks use
+    /// no common counter. Each waits for a word of the other one, because a counter that both
+    /// change would move between their caches more often.
     #[inline]
     pub(crate) fn other_of_two(&self) -> Option<usize> {
         (self.nranks == 2 && self.span.is_none()).then(|| 1 - self.rank)

@@ -2,8 +2,8 @@
 //!
 //! The seats 0 of the hosts gather the tags under which all ranks of their hosts have a call. The
 //! next turn goes to a tag that every host has. If there are several, it goes to the one that comes
-//! first among rank 0's tags. If there is none, the hosts gather again as soon as one of them has other
-//! tags to tell.
+//! first among rank 0's tags. If there is none, the hosts gather again as soon as one of them has
+//! other tags to tell.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::types::ncclConfig_t;
 /// The fields of a configuration that the engine uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Whether init, split and shrink return only when they are done.
+    /// Whether init, split, shrink and grow return only when they are done.
     pub(crate) blocking: bool,
     /// The communicator's name in messages. `None` where the caller gave none.
     pub(crate) name: Option<String>,

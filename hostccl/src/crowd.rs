@@ -22,8 +22,8 @@ impl Processors {
     }
 }
 
-/// How many ranks are known to share this machine, and how many processors they have together.
-/// Both numbers count one communicator, or the larger communicator from which it was made.
+/// How many ranks are known to share this machine, and how many processors they have together. Both
+/// numbers are about one communicator, or about the larger communicator from which it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Crowd {
     /// The number of ranks.

@@ -145,8 +145,8 @@ impl Desk {
         }
     }
 
-    /// Whether this process has an end of a communicator on this wire that it has not left. When two
-    /// threads leave and then ask, at least one of them gets the answer no.
+    /// Whether this process has an end of a communicator on this wire that it has not left. When
+    /// two threads leave and then ask, at least one of them gets the answer no.
     pub(crate) fn has_live_members(&self) -> bool {
         // A member that has left says so before its thread takes the lock here.
         self.members(None).iter().any(|member| !member.is_gone())
@@ -157,11 +157,13 @@ impl Desk {
         self.lock().left_by_key.contains(&(comm, rank))
     }
 
-    /// Takes all news that has reached this machine, also what nobody has read from the wire yet. If
-    /// another thread is taking news, this function returns when that thread has handed it over.
+    /// Takes the news that has reached this machine, also what nobody has read from the wire yet.
+    /// It reads from the wire at most [`PASSES`] times, so news behind a long message may be left
+    /// for a later call. If another thread is taking news, this function returns when that thread
+    /// has handed it over.
     pub(crate) fn catch_up(&self) {
-        // One pass reads only a part of the bytes that have arrived. The number of passes has a
-        // limit, because bytes of a long message may go on arriving.
+        // One pass reads only a part of the bytes that have arrived, and bytes of a long message
+        // may go on arriving.
         let _ = (0..PASSES).find(|_| !self.wire.progress());
         // The list is declared before the lock is taken, as `read` requires.
         let mut told = Vec::new();

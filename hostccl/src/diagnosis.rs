@@ -21,12 +21,14 @@ fn no_match(calls: &str, millis: u128) -> String {
 }
 
 /// Ends the communicator because `call` of this rank has waited for `timeout` without any progress.
-/// Returns the error that ended it.
-pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &str) -> Error {
+/// `seen` is the value that the call saw in the blocker's word. Returns the error that ended the
+/// communicator. Returns `None` where the last rank for which this rank waits has done its part
+/// just now, so that the call can continue.
+pub(crate) fn time_out(comm: &Comm, (blocker, seen): (Blocker, u32), timeout: Duration, call: &str) -> Option<Error> {
     let millis = timeout.as_millis();
     let different_names = |(calls, blame): (String, Blame)| {
         let message = no_match(&calls, millis);
-        comm.fail_whole(ncclInvalidUsage, blame, &message, "")
+        Some(comm.fail_whole(ncclInvalidUsage, blame, &message, ""))
     };
     let with_peer = |calls: String, peer: usize| (calls, comm.whole_blame(Blame::of([comm.rank, peer])));
     match blocker {
@@ -41,15 +43,15 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
         }
         Blocker::To { peer, .. } if has_sent(comm, peer) => {
             let ranks = [comm.rank, peer].map(|seat| comm.labels.of_seat(seat));
-            return both_send(comm, ranks, timeout, call);
+            return Some(both_send(comm, ranks, timeout, call));
         }
         Blocker::RemoteMessage { peer, sends, tag } => match remote_message::unfit(comm, peer, sends, tag) {
-            Some(Unfit::BothSend) => return both_send(comm, [comm.whole().0, peer], timeout, call),
+            Some(Unfit::BothSend) => return Some(both_send(comm, [comm.whole().0, peer], timeout, call)),
             Some(Unfit::OtherName(stream)) => {
                 let calls = remote_message::different_names(comm, peer, tag, stream);
                 let message = no_match(&calls, millis);
                 let blame = Blame::of([comm.whole().0, peer]);
-                return comm.fail_whole(ncclInvalidUsage, blame, &message, "");
+                return Some(comm.fail_whole(ncclInvalidUsage, blame, &message, ""));
             }
             None => {}
         },
@@ -57,6 +59,11 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
     }
     let seats = comm.missing_seats(blocker);
     let mut missing = comm.missing(blocker);
+    // A rank first does its part, which `missing` reads, and then changes the word. So a changed
+    // word means that the last rank came just now.
+    if missing.is_empty() && comm.event(blocker).value() != seen {
+        return None;
+    }
     // A rank of this host that itself waits for another one is not the one that is missing.
     let without_call: Vec<usize> = seats.iter().filter(|seat| !comm.seat_waits(**seat)).copied().collect();
     if comm.span.is_some() && !without_call.is_empty() {
@@ -78,8 +85,8 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
         _ => None,
     };
     let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
-    let message = format!("{} did not come within {millis} ms{sending}{trouble}", comm.labels.ranks(&missing));
-    comm.add_missing(comm.fail_whole(ncclTimeout, Blame::of(missing), &message, call), blocker)
+    let message = format!("{}{sending}{trouble}", comm.did_not_come(&missing, millis));
+    Some(comm.add_missing(comm.fail_whole(ncclTimeout, Blame::of(missing), &message, call), blocker))
 }
 
 /// How long a rank whose time is up waits for the answer of the rank for which it waits.
@@ -176,3 +183,6 @@ fn peer_in_collective(comm: &Comm) -> Option<(usize, String)> {
     let is_idle = !comm.places.has_collective() && comm.step() == step;
     is_idle.then(|| (rank, Descriptor::read(comm, rank, step).to_string()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -97,8 +97,8 @@ impl Error {
         self
     }
 
-    /// Returns this error, which came from another process, without the ranks that a communicator of
-    /// `nranks` ranks does not have.
+    /// Returns this error, which came from another process, without the ranks that a communicator
+    /// of `nranks` ranks does not have.
     pub(crate) fn of_ranks_below(self, nranks: usize) -> Error {
         let blame = self.blame.renumbered(|rank| (rank < nranks).then_some(rank));
         self.by(blame)
@@ -136,7 +136,8 @@ impl Last {
         if self.text == text {
             return;
         }
-        // A program may ask again and again for the states of several communicators.
+        // A program may ask for the states of several communicators in turn. A text that is kept
+        // already is used again, so `kept` does not grow.
         let known = self.kept.iter().position(|kept| *kept == text);
         let text = known.map_or(text, |known| self.kept.swap_remove(known));
         self.kept.push(std::mem::replace(&mut self.text, text));

@@ -82,24 +82,26 @@ struct Beside(UnsafeCell<[u64; BESIDE / 8]>);
 /// How many bytes there are beside a word.
 pub(crate) const BESIDE: usize = 40;
 
-// SAFETY: the threads that use the bytes take turns, and the word orders these turns. They touch the
-// bytes only through a raw pointer.
+// SAFETY: the threads that use the bytes take turns, and the word orders these turns. They touch
+// the bytes only through a raw pointer.
 unsafe impl Sync for Beside {}
 
 impl Event {
-    /// The [`BESIDE`] bytes beside the word, at an address that is a multiple of 8. The event itself
-    /// does not touch them.
+    /// The [`BESIDE`] bytes beside the word, at an address that is a multiple of 8. The event
+    /// itself does not touch them.
     pub(crate) fn beside(&self) -> *mut u8 {
         self.beside.0.get().cast()
     }
 
-    /// Asks the processor for the cache line of the word, because this thread will write to it soon.
+    /// Asks the processor for the cache line of the word, because this thread will write to it
+    /// soon.
     #[inline]
     pub(crate) fn fetch(&self) {
         fetch_for_writing(std::ptr::from_ref(self).cast());
     }
 
-    /// Reads the word. The caller then also sees all memory that was written before the word was set.
+    /// Reads the word. The caller then also sees all memory that was written before the word was
+    /// set.
     pub(crate) fn value(&self) -> u32 {
         self.value.load(Ordering::Acquire)
     }

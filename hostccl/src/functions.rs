@@ -50,7 +50,9 @@ macro_rules! for_each_function {
             /// Makes a communicator of the ranks of `comm` that are not listed, in their order.
             /// Collective over these ranks. With `NCCL_SHRINK_ABORT` (1) the calls under way on
             /// `comm` are ended first, and `comm` may have failed, for example by the death of a
-            /// listed rank. Afterwards `comm` can only be freed.
+            /// listed rank. After a shrink with `NCCL_SHRINK_ABORT`, `comm` takes no operations: it
+            /// can be freed, revoked, or shrunk again with `NCCL_SHRINK_ABORT`. Without the flag,
+            /// `comm` can be used as before.
             fn ncclCommShrink(
                 comm: ncclComm_t, excluded: *mut c_int, excluded_count: c_int, new_comm: *mut ncclComm_t,
                 config: *mut ncclConfig_t, flags: c_int
@@ -118,17 +120,19 @@ macro_rules! for_each_function {
             /// Extension: sets how long an operation of this rank may wait for its peers without
             /// any progress, in milliseconds. After that time the communicator ends with
             /// `ncclTimeout`. With 0 the value of `HOSTCCL_TIMEOUT_MS` applies. The time also holds
-            /// for splits and shrinks of `comm` while they are made. Where it is set while `comm`
-            /// itself is being made, it is the time for the whole making, with or without progress.
-            /// Local.
+            /// for splits and shrinks of `comm` while they are made. For a growth of `comm`, it is
+            /// the time for the whole making of the new communicator, unless that one has a time of
+            /// its own. Where it is set while `comm` itself is being made, it is the time for the
+            /// whole making, with or without progress. Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
             /// Extension: sets the numbers by which messages name the ranks of `comm`: their ranks
             /// in a larger set, one for each rank. A second call for `comm` changes nothing.
             /// Communicators that are split or shrunk from `comm` inherit them. Local.
             fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> ncclResult_t;
-            /// Extension: fails when `comm` has failed. It ends `comm` when another rank waits in a
-            /// collective that this rank has not begun and will not begin, because this rank is in
-            /// `call` instead. Both sides get `ncclInvalidUsage`. Local.
+            /// Extension: fails when `comm` has failed. It looks once whether another rank waits in
+            /// a collective that this rank has not begun and will not begin, because this rank is
+            /// in `call` instead. If so, it ends `comm`, and both sides get `ncclInvalidUsage`.
+            /// Local.
             fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) -> ncclResult_t;
             /// Extension: makes the blocked calls of this rank on `comm` ask `question`, for the
             /// first time when they have waited for a quarter of a second without progress, and
@@ -144,14 +148,22 @@ macro_rules! for_each_function {
             /// processes of the other ranks live. Before that it waits while the answer would be
             /// `ncclInProgress`, for `timeout_ms` milliseconds at most. Local.
             fn hostcclCommWait(comm: ncclComm_t, timeout_ms: i64, async_error: *mut ncclResult_t) -> ncclResult_t;
-            /// Extension: names the calling thread's next operation or split. `tag` is the same on
-            /// all ranks that take part, and 0 stands for no name. The two largest tags are refused
-            /// with `ncclInvalidArgument`. `name` is for messages: NULL, or 32 bytes that are
-            /// filled up with zeros. Several threads may issue operations of one communicator under
-            /// different tags in any order. Each operation pairs with those of its tag, as if each
-            /// tag had a communicator of its own. Two threads in operations of one tag at the same
-            /// time are refused. Local.
+            /// Extension: names the calling thread's next operation, split or growth. `tag` is the
+            /// same on all ranks that take part, and 0 stands for no name. The two largest tags are
+            /// refused with `ncclInvalidArgument`. `name` is for messages: NULL, or 32 bytes that
+            /// are filled up with zeros. Several threads may issue operations of one communicator
+            /// under different tags in any order. Each operation pairs with those of its tag, as if
+            /// each tag had a communicator of its own. Two threads in operations of one tag at the
+            /// same time are refused. Between hosts, each tag of messages takes some memory until
+            /// the communicator ends, so use few tags. It also takes back the time of
+            /// `hostcclNextCallTimeout`, which therefore comes after it. Local.
             fn hostcclNextCallName(tag: u64, name: *const c_char) -> ncclResult_t;
+            /// Extension: sets how long the calling thread's next operation or split may wait for
+            /// its peers without any progress, in milliseconds. For this one call it replaces the
+            /// communicator's time, so calls of several threads on one communicator may have
+            /// different times. 0 means no replacement. The next call uses it up, even if that call
+            /// is refused. Local.
+            fn hostcclNextCallTimeout(timeout_ms: i64) -> ncclResult_t;
             /// Reduces `count` elements of all ranks. Every rank gets the same bits. In place when
             /// `sendbuff == recvbuff`. Collective.
             fn ncclAllReduce(

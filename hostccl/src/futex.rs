@@ -1,5 +1,5 @@
-//! The kernel's futexes: a thread sleeps while words hold certain values, and another thread wakes that
-//! thread.
+//! The kernel's futexes: a thread sleeps while words hold certain values, and another thread wakes
+//! that thread.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -26,6 +26,7 @@ use crate::raw_record::RawRecord;
 use crate::recorder;
 use crate::task::Task;
 use crate::thread;
+use crate::timeout;
 use crate::types::*;
 
 /// The open group of a thread.
@@ -138,7 +139,7 @@ pub(crate) fn end() -> Result<ncclResult_t> {
         Some(mut group) => match group.error.take() {
             Some(error) => Err(error.noting(NOTHING_DONE)),
             None => {
-                group.recorded.iter().for_each(RawRecord::start);
+                RawRecord::start_all(&group.recorded);
                 let done = perform(std::mem::take(&mut group.tasks))?;
                 // A call with a name is recorded by the library, which asks later whether it
                 // waited.
@@ -186,10 +187,13 @@ pub(crate) fn fail(error: Error) {
 /// Performs calls at once, or collects them inside a group. A call that cannot be made fails the
 /// group.
 pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclResult_t> {
+    let timeout = timeout::take_next();
+    let mut made = make();
+    made.iter_mut().flatten().for_each(|task| task.set_timeout(timeout));
     if !is_open() {
-        return perform(make()?);
+        return perform(made?);
     }
-    match make() {
+    match made {
         Ok(tasks) => tasks.into_iter().try_fold(ncclSuccess, |_, task| collect(Ok(task))),
         Err(error) => collect(Err(error)),
     }
@@ -219,7 +223,11 @@ fn collect(made: Result<Task>) -> Result<ncclResult_t> {
 /// `false`) it makes no lists and no lanes.
 #[inline]
 pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -> Result<ncclResult_t> {
+    let timeout = timeout::take_next();
     let mut made = make();
+    if let (Some(_), Ok(task)) = (timeout, &mut made) {
+        task.set_timeout(timeout);
+    }
     if is_queued {
         return collect(made);
     }

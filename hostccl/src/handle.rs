@@ -26,10 +26,10 @@ use crate::types::*;
 /// The object for which a live token stands.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    /// The rank that the caller gave. It is 0 where the communicator is made from another one,
-    /// because this rank's number is known only afterwards.
+    /// The rank that the caller gave. It is 0 for a split or a shrink, because this rank's number
+    /// is known only afterwards.
     rank: c_int,
-    /// The number of ranks that the caller gave; 0 for a communicator that is made of another one.
+    /// The number of ranks that the caller gave; 0 for a split or a shrink.
     nranks: c_int,
     /// The device number that `ncclCommCuDevice` writes.
     pub(crate) device: c_int,
@@ -49,10 +49,9 @@ pub(crate) struct Handle {
     has_split: AtomicBool,
     /// Whether `error` has an error. It is read without the lock, and changes only under the lock.
     failed: AtomicBool,
-    /// How long the making of the communicator may wait without progress, in milliseconds; 0 where
-    /// it is not set. The communicator gets the value when it is made. The lock is held until the
-    /// communicator has the value. Otherwise the communicator could get an old value after a new
-    /// one.
+    /// The time for the whole making of the communicator, in milliseconds; 0 where it is not set.
+    /// The communicator gets the value when it is made. The lock is held until the communicator has
+    /// the value. Otherwise the communicator could get an old value after a new one.
     timeout_millis: Mutex<u64>,
     /// The error of the first call that failed in the background.
     error: Mutex<Option<Error>>,
@@ -201,8 +200,8 @@ impl Handle {
         self.comm.get()
     }
 
-    /// Sets how long waits may last without progress from now on, also while the communicator is
-    /// made.
+    /// Sets how long waits may last without progress from now on. While an init or a growth makes
+    /// the communicator, this is the time for the whole making.
     pub(crate) fn set_timeout(&self, millis: u64) -> Result<()> {
         self.check()?;
         let mut timeout_millis = lock(&self.timeout_millis);
@@ -280,7 +279,7 @@ impl Handle {
         }
     }
 
-    /// Returns the answer of `hostcclCommWait`, which is that of `ncclCommGetAsyncError` except that
+    /// Returns the answer of `hostcclCommWait`. It is the answer of `ncclCommGetAsyncError`, but
     /// the processes of the peers are not checked. The first check opens a descriptor of each
     /// process. While 32 ranks make communicators, that takes them more than a quarter of their
     /// processor time.
@@ -346,7 +345,8 @@ impl Handle {
         DRIVEN_HERE.try_with(|driven| driven.borrow().contains(&address)).unwrap_or(false)
     }
 
-    /// Leaves the communicator. A call in progress in the background is aborted first.
+    /// Leaves the communicator. While a call on the handle is in progress in the background, this
+    /// function aborts the communicator on all ranks instead.
     pub(crate) fn destroy(&self) {
         if self.in_progress() {
             return self.abort();

@@ -74,8 +74,8 @@ pub(crate) enum Way {
 /// ranks.
 static OPEN: Inherited<HashMap<Token, OpenId>> = Inherited::new();
 
-/// How long the segment of an id that has failed stays open at least, and for how many such ids.
-/// Until then, ranks that come late read the reason.
+/// How long the segment of a failed id stays open, and for how many failed ids. Beyond that number,
+/// the oldest ones are closed earlier. Ranks that come late read the reason in the segment.
 const KEPT_FAILED: (Duration, usize) = (Duration::from_secs(10), 64);
 
 /// An id that this process has made.
@@ -283,9 +283,10 @@ impl Id {
 
     /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. The
     /// ranks in the segment read the reason. If this process made the id, the segment stays open,
-    /// so that the ranks that come later read the reason, too. The process closes it when it makes
-    /// an id 10 seconds or more after the first id that it made after the failure. If this process
-    /// cannot open the segment, returns the maker's address: the caller must then tell the maker.
+    /// so that the ranks that come later read the reason, too. The first `Id::create` after the
+    /// failure notes the time. A later `Id::create`, 10 seconds or more after that time, closes the
+    /// segment. If this process cannot open the segment, returns the maker's address: the caller
+    /// must then tell the maker.
     #[must_use]
     pub(crate) fn give_up(&self, rank: u32, error: &Error) -> Option<SocketAddr> {
         let mut open = OPEN.lock();

@@ -39,7 +39,7 @@ pub(crate) enum Source {
     Id(Id),
     /// The new communicator is split or shrunk from another one.
     Child {
-        /// The process that holds the segment open: that of the lowest rank on this host.
+        /// The process of the lowest rank on this host, which holds the segment open.
         owner: ProcessId,
         /// The number of that rank in the new communicator.
         owner_rank: usize,
@@ -112,8 +112,8 @@ struct Refusal {
 }
 
 impl Refusal {
-    /// Tells the maker where it does not know yet that this rank cannot join. Waits for
-    /// [`LEAVING_TIME`] at most.
+    /// Tells the maker where it does not know yet that this rank cannot join. Waits as
+    /// [`LEAVING_TIME`] says.
     fn leave(&mut self) {
         if !self.client.has_sent_first() {
             self.client.refuse(&self.told, LEAVING_TIME);
@@ -125,8 +125,9 @@ impl Refusal {
 const REFUSAL_TIME: Duration = Duration::from_secs(5);
 /// How long a rank that leaves before it is connected tries to tell the maker of the unique id. The
 /// caller of `ncclCommAbort` or `ncclGroupEnd` waits meanwhile. If the maker does not learn of the
-/// end, the other ranks wait for their whole timeout. So this time is long enough for a maker whose
-/// host is busy.
+/// end, the other ranks wait for their whole timeout. So [`Client::refuse`] tries for ten times as
+/// long where the maker's host has taken the connection, and only the maker's answer is missing:
+/// the maker may wait for a processor.
 const LEAVING_TIME: Duration = Duration::from_millis(500);
 
 /// The join of one rank, until all ranks have arrived.
@@ -209,8 +210,8 @@ impl Join {
         self.limit = Limit { time, is_total: timeout.is_some(), ..self.limit };
     }
 
-    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other ranks
-    /// read the reason.
+    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other
+    /// ranks read the reason.
     pub(crate) fn refuse(&mut self, error: &Error) {
         if let (Source::Id(_), None, false) = (&self.source, &self.comm, self.gave_up) {
             let me = self.context.rank as usize;
@@ -270,8 +271,8 @@ impl Join {
                 refusal.leave();
                 self.failure = Some(refusal.told.clone());
             }
-            // All ranks may have arrived meanwhile. The other ranks then take the communicator for
-            // made, and this rank is not in it.
+            // If all ranks have arrived meanwhile, the other ranks already use the communicator. So
+            // this rank ends it for them.
             (_, Some(comm)) => {
                 let message = format!("{} gave up joining", comm.describe(comm.rank));
                 comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);
@@ -396,8 +397,11 @@ impl Join {
         // checked here.
         if self.limit.is_total && self.limit.is_over(Instant::now()) {
             let missing = comm.missing(Blocker::Arrivals);
-            let millis = self.limit.time.as_millis();
-            let message = format!("{} did not come within {millis} ms", comm.labels.ranks(&missing));
+            if missing.is_empty() && header.arrived.value() != seen {
+                // The last ranks have arrived just now, so this join is polled again.
+                return Ok(blocked);
+            }
+            let message = comm.did_not_come(&missing, self.limit.time.as_millis());
             let error = comm.fail_whole(ncclTimeout, Blame::of(missing), &message, &self.describe());
             return Err(comm.add_missing(error, Blocker::Arrivals));
         }

@@ -91,17 +91,18 @@
 //!   system, so no file can be left behind, and it is freed with its last mapping.
 //! - A collective is a sequence of steps with one wait each. It is pipelined in chunks through five
 //!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
-//!   five slots are enough. The parts of a split have smaller slots than their parent would have
-//!   alone, so that all of them together take as much memory as one communicator.
+//!   five slots are enough. The parts of a split have smaller slots than other communicators of
+//!   their sizes, so that all parts together take about as much memory for slots as their parent.
 //! - Messages flow through a ring buffer for each ordered pair of ranks.
 //! - Up to 16 bytes of a message, or of a collective of two ranks, lie in the cache line of the
 //!   word for which the other rank waits.
 //! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
 //!   connection for each pair of processes that need one. A collective over several hosts combines
 //!   inside each host, exchanges between the hosts on the connections of all ranks, and spreads
-//!   inside each host. A communicator on one host opens no socket and starts no thread. But a
-//!   process that has made an id by `ncclGetUniqueId` listens, in a thread, until the id has
-//!   started a communicator, because ranks of other hosts may come.
+//!   inside each host. A communicator on one host opens no socket and keeps no thread. But a call
+//!   with `blocking = 0` starts a thread that ends when the communicator is made, and a process
+//!   that has made an id by `ncclGetUniqueId` listens, in a thread, until the id has started a
+//!   communicator, because ranks of other hosts may come.
 //! - Every operation is a state machine that is polled. A group polls all of its operations, so one
 //!   thread can drive several ranks.
 //! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
@@ -119,7 +120,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `sync` (atomics), `plain` (accesses that are not atomic), `futex` and `event` (words to sleep on), `outside` (waiting for connections), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `cut` (texts that are too long), `machine`, `thread`, `process`, `sync` (atomics), `plain` (accesses that are not atomic), `futex` and `event` (words to sleep on), `outside` (waiting for connections), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
@@ -145,6 +146,7 @@ mod comm;
 mod common_name;
 mod config;
 mod crowd;
+mod cut;
 mod desk;
 mod diagnosis;
 mod error;

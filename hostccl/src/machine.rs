@@ -49,8 +49,8 @@ fn no_memory(needed: Option<u64>) -> String {
         said += &format!(", and {used} are in use");
     }
     let enough = used.zip(needed).map(|(used, needed)| used.saturating_add(needed).div_ceil(1024));
-    let at_least = enough.map_or_else(String::new, |kib| format!(", at least to {kib}"));
-    format!("{said}: raise `ulimit -v` there{at_least}, or remove it with `ulimit -v unlimited`")
+    let at_least = enough.map_or_else(String::new, |kib| format!(" to at least {kib} KiB"));
+    format!("{said}: raise the limit of that process{at_least} (`ulimit -v`), or remove it with `ulimit -v unlimited`")
 }
 
 /// Returns how many bytes of address space this process uses, or `None` where `/proc` does not
@@ -58,9 +58,14 @@ fn no_memory(needed: Option<u64>) -> String {
 fn address_space() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
+    pages.checked_mul(page_bytes() as u64)
+}
+
+/// Returns the size of the system's pages in bytes, a power of two.
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: the call only asks for a number.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
-    pages.checked_mul(page)
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).expect("a system has pages")
 }
 
 /// Returns the text of [`explained`] for an error of the system call `call`. If a
@@ -69,7 +74,7 @@ pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
             format!(
-                "{error}: a sandbox (the container's seccomp profile) forbids {call}, which the host engine needs: allow it"
+                "{error}: a sandbox (the container's seccomp profile) may forbid {call}, which the host engine needs: allow it"
             )
         }
         _ => explained(error),
@@ -119,6 +124,11 @@ fn limit(resource: i32) -> Option<u64> {
     // SAFETY: `limit` is valid to write to. When the call fails, it keeps its initial value.
     unsafe { libc::getrlimit(resource as _, &raw mut limit) };
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Returns how many files this process may have open, or `None` where there is no limit.
+pub(crate) fn files() -> Option<u64> {
+    limit(libc::RLIMIT_NOFILE as i32)
 }
 
 /// Returns a text that says why the ranks of this machine cannot find each other through `/proc`,

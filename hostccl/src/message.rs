@@ -11,6 +11,7 @@
 //! disagree, and the sender may leave the communicator afterwards.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::blame::Blame;
 use crate::call_name::Name;
@@ -70,7 +71,7 @@ pub(crate) struct Message {
     comm: Arc<Comm>,
     /// Whether this rank sends or receives, and its buffer.
     side: Side,
-    /// The other rank.
+    /// The other rank's seat.
     peer: usize,
     /// How many elements the caller's buffer has.
     count: usize,
@@ -89,6 +90,8 @@ pub(crate) struct Message {
     asked: Option<u32>,
     /// How many bytes of the message this side has written or read.
     done: usize,
+    /// The timeout that came with the call, if one did.
+    pub(crate) call_timeout: Option<Duration>,
 }
 
 impl Message {
@@ -107,7 +110,19 @@ impl Message {
     ) -> Message {
         let place = if matches!(side, Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
         let pass = Pass::new(place, name);
-        Message { comm, side, peer, count, dtype, pass, opened: false, start: 0, asked: None, done: 0 }
+        Message {
+            comm,
+            side,
+            peer,
+            count,
+            dtype,
+            pass,
+            opened: false,
+            start: 0,
+            asked: None,
+            done: 0,
+            call_timeout: None,
+        }
     }
 
     pub(crate) fn communicator(&self) -> &Arc<Comm> {
@@ -382,6 +397,10 @@ impl Operation for Message {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         Some(&self.comm)
+    }
+
+    fn call_timeout(&self) -> Option<Duration> {
+        self.call_timeout
     }
 
     fn is_matched(&self) -> bool {

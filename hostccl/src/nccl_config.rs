@@ -206,12 +206,17 @@ impl CommConfig {
         self.words.as_mut_ptr().cast()
     }
 
-    /// Returns the bytes that must be equal on all ranks. The pointers are left out, because they
-    /// differ from process to process.
+    /// Returns the bytes that must be equal on all ranks: the head, the integers that the release
+    /// of the struct has, and the fields behind those of 2.27. The pointers are left out, because
+    /// they differ from process to process. The padding is left out, because nobody writes to it.
     pub fn bytes_of_all_ranks(&self) -> impl Iterator<Item = u8> + '_ {
-        let is_pointer = |at: usize| POINTERS.iter().any(|(_, first, _)| (*first..first + 8).contains(&at));
-        let bytes = self.words.iter().flat_map(|word| word.to_ne_bytes()).enumerate();
-        bytes.filter(move |(at, _)| !is_pointer(*at)).map(|(_, byte)| byte)
+        // A later release may have a field there.
+        let is_padded = self.size() == SIZE_WITH_NVLS_MODE && self.version() <= NEWEST_VERSION;
+        let is_padding = move |at: usize| is_padded && (NVLS_HOST_MODE.0 + 4..SIZE_WITH_NVLS_MODE).contains(&at);
+        let integers = INTEGERS.iter().filter(|(_, at, since)| self.has(*at, 4, *since));
+        let known = (0..AT_BLOCKING).chain(integers.flat_map(|(_, at, _)| *at..at + 4));
+        let later = (SIZE..self.size()).filter(move |at| !is_padding(*at));
+        known.chain(later).map(|at| self.words[at / 8].to_ne_bytes()[at % 8])
     }
 
     /// Whether the struct has the field of `bytes` bytes at offset `at`, which the release `since`
@@ -307,6 +312,34 @@ mod tests {
         let ours = unsafe { CommConfig::copy_of(theirs.as_mut_ptr()) }.unwrap();
         assert_eq!((ours.size(), ours.int(28)), (48, 4));
         assert_eq!((ours.name(), ours.flag("splitShare"), ours.flag("nvlsCTAs")), (None, Ok(None), Ok(None)));
+    }
+
+    #[test]
+    fn only_bytes_of_fields_must_be_equal_on_all_ranks() {
+        let config = |size: usize, version: u32| {
+            let mut config = CommConfig::unset(22_703);
+            config.words.resize(size / 8, 0);
+            config.put(0, &size.to_ne_bytes());
+            config.put(AT_VERSION, &version.to_ne_bytes());
+            config
+        };
+        let with = |config: &CommConfig, at: usize| {
+            let mut other = config.clone();
+            other.put(at, &7i32.to_ne_bytes());
+            other.bytes_of_all_ranks().collect::<Vec<_>>()
+        };
+        // The size, the release, the offset of the padding, and that of the last integer.
+        for (size, version, padding, last) in
+            [(24, 21_400, 20, 16), (48, 21_800, 44, 40), (48, 22_400, 44, 40), (120, 23_200, 116, 112)]
+        {
+            let ours = config(size, version);
+            let bytes: Vec<_> = ours.bytes_of_all_ranks().collect();
+            assert_eq!(with(&ours, padding), bytes, "the padding of release {version}");
+            assert_ne!(with(&ours, last), bytes, "the last integer of release {version}");
+            assert_ne!(with(&ours, AT_VERSION), bytes);
+        }
+        let ours = config(96, 23_000);
+        assert_ne!(with(&ours, 92), ours.bytes_of_all_ranks().collect::<Vec<_>>(), "a field after those of 2.27");
     }
 
     #[test]

@@ -4,11 +4,9 @@
 //! receiver drops bytes that do not have this form.
 
 use crate::blame::Blame;
+use crate::cut::{MESSAGE_BYTES, cut};
 use crate::types::*;
 use crate::wire::NOTICE_BYTES;
-
-/// The most bytes of a failure's message in a notice. The segment's header has room for as many.
-const MESSAGE_BYTES: usize = 512;
 
 /// A notice about one communicator. All ranks are those of the whole communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +57,8 @@ const PING: u8 = 6;
 const PONG: u8 = 7;
 
 impl Said {
-    /// Returns the bytes of the notice, [`NOTICE_BYTES`] at most. Texts that are too long are cut.
+    /// Returns the bytes of the notice, [`NOTICE_BYTES`] at most. Texts that are too long are
+    /// cut, and end with an ellipsis.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let with_rank = |kind: u8, rank: usize| [&[kind][..], &(rank as u32).to_le_bytes()].concat();
         match self {
@@ -125,14 +124,11 @@ fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
 /// The mark of a set that is written as bits, in the word with its length.
 const BITS: u16 = 1 << 15;
 
-/// Writes a text of at most `most` bytes with its length.
+/// Writes a text, of which it keeps at most `most` bytes, with its length.
 fn put_text(bytes: &mut Vec<u8>, text: &str, most: usize) {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    bytes.extend((end as u16).to_le_bytes());
-    bytes.extend(&text.as_bytes()[..end]);
+    let kept = cut(text, most);
+    bytes.extend((kept.len() as u16).to_le_bytes());
+    bytes.extend(kept.as_bytes());
 }
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
@@ -215,7 +211,7 @@ mod tests {
         assert!(bytes.len() <= NOTICE_BYTES, "{}", bytes.len());
         let Some(Said::Failed { blame, message, .. }) = Said::decode(&bytes, 1024) else { panic!() };
         assert_eq!((blame.ranks, blame.lost), (all.clone(), all));
-        assert_eq!(message, "ö".repeat(256));
+        assert_eq!(message, "ö".repeat(254) + "…");
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! The trait of all operations: each is a state machine that is polled and never blocks.
+//! The trait of all operations. Each is a state machine that is polled and does not wait for peers.
+//! Only a poll that fails may take long: up to 0.9 s after the loss of a peer on another host, and
+//! up to 0.5 s to tell the maker of an id.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -25,6 +27,12 @@ pub(crate) trait Operation {
         None
     }
 
+    /// The timeout that came with the call (`hostcclNextCallTimeout`), if one did. It takes
+    /// precedence over all others.
+    fn call_timeout(&self) -> Option<Duration> {
+        None
+    }
+
     /// How long the operation may wait without progress, where its handle sets a time that the
     /// communicator does not have yet. This time takes precedence over `HOSTCCL_TIMEOUT_MS`.
     fn timeout(&self) -> Option<Duration> {
@@ -37,7 +45,8 @@ pub(crate) trait Operation {
     }
 
     /// Whether the other ranks have made the same call, as far as this call needs them. Until then,
-    /// the words for which this call waits also change for calls under other names.
+    /// the words for which this call waits also change for calls under other names, so a wait does
+    /// not take such a change for progress.
     fn is_matched(&self) -> bool {
         true
     }
@@ -51,8 +60,9 @@ pub(crate) trait Operation {
     /// Describes the call with its values, for messages.
     fn describe(&self) -> String;
 
-    /// Returns the operation's turn, which goes to the next operation of its lane when this one is
-    /// done. So other threads' calls of the same name stay outside until the lane has ended.
+    /// Returns the operation's turn, which goes to the next operation of its lane (see
+    /// `progress::Lane`) when this one is done. So other threads' calls of the same name stay
+    /// outside until the lane has ended.
     fn pass(&mut self) -> Option<&mut Pass> {
         None
     }

@@ -24,8 +24,8 @@ const LOOK: Duration = Duration::from_millis(5);
 const MOST_DESCRIBED: usize = 8;
 
 impl Comm {
-    /// Fails when a peer's process has ended, or when a peer that has left the communicator is
-    /// waited for. `blocked` is what the operation waits for and the value that it saw in the
+    /// Fails when a peer's process has ended, or when this rank waits for a peer that has left the
+    /// communicator. `blocked` is what the operation waits for and the value that it saw in the
     /// blocker's word; a peer that ends right after it has done its part harms nobody. `call`
     /// describes the operation.
     pub(crate) fn check_peers(&self, blocked: Option<(Blocker, u32)>, call: &dyn Fn() -> String) -> Result<()> {
@@ -181,6 +181,9 @@ impl Comm {
         match blocker {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
             Blocker::OtherSeats(_) if rank == self.rank => false,
+            // With two ranks, the other rank ends its step by writing the word that this rank
+            // watches.
+            Blocker::Step(step) if self.other_of_two() == Some(rank) => self.event(blocker).value() != step as u32,
             Blocker::Step(step) | Blocker::OtherSeats(step) => {
                 (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0
             }
@@ -188,7 +191,7 @@ impl Comm {
             Blocker::From(peer) | Blocker::To { peer, .. } | Blocker::NewSegment(peer) | Blocker::OtherCall(peer) => {
                 peer == rank
             }
-            // Every rank has a call of its own there.
+            // The ranks cannot agree on a name without a call of every rank.
             Blocker::CommonName(_) | Blocker::Decision(_) | Blocker::HostNames { .. } => rank != self.rank,
             // These calls wait for another thread of this rank, or for a rank of another host.
             Blocker::Turn | Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => false,
@@ -208,6 +211,16 @@ impl Comm {
         match blocker {
             Blocker::CommonName(_) | Blocker::Decision(_) | Blocker::HostNames { .. } => Vec::new(),
             _ => (0..self.nranks).filter(|&rank| self.waits_for(rank, blocker)).collect(),
+        }
+    }
+
+    /// Says that the ranks `missing` of the whole communicator did not come within so many
+    /// milliseconds. A rank may have come, and then have been stopped before it did its part. The
+    /// list is empty then, and nobody knows which rank it is.
+    pub(crate) fn did_not_come(&self, missing: &[usize], millis: u128) -> String {
+        match missing {
+            [] => format!("all ranks came, but one of them did not do its part within {millis} ms: it may be stopped"),
+            _ => format!("{} did not come within {millis} ms", self.labels.ranks(missing)),
         }
     }
 

@@ -64,10 +64,10 @@ pub(crate) struct Entries {
     pub(crate) list: Vec<Entry>,
     /// The number that the last entry got.
     pub(crate) last: u64,
-    /// On rank 0: since when its cells show the same tags. `None` while all its collectives have
-    /// fitted into the cells.
+    /// On seat 0 of a host (rank 0 where there is one host): since when its cells show the same
+    /// tags. `None` while all its collectives have fitted into the cells.
     pub(crate) shown_since: Option<Instant>,
-    /// On rank 0: the number of the entry that got its cell last when the cells changed hands.
+    /// On seat 0: the number of the last entry that got a cell from another entry.
     pub(crate) shown_up_to: u64,
 }
 

@@ -28,11 +28,12 @@ pub(crate) enum Blocker {
     /// This rank has seat 0 of its host, and waits until all other ranks of the host have ended
     /// the step of that number, because seat 0 ends a step last.
     OtherSeats(u64),
-    /// The next bytes from that rank have not been written yet.
+    /// The next bytes from the rank with that seat have not been written yet.
     From(usize),
-    /// The receiver has not taken the message, and does not wait for another one of this rank.
+    /// The receiver has not taken this rank's message, and has not asked for another message of
+    /// this rank first.
     To {
-        /// The receiver.
+        /// The receiver's seat.
         peer: usize,
         /// The value of the channel's word `order`. The word changes when there may be a reason to
         /// send another message first.
@@ -40,13 +41,13 @@ pub(crate) enum Blocker {
     },
     /// Another thread of this rank has its turn. Its call has a deadline, so this wait needs none.
     Turn,
-    /// The message of that rank in the ring has another name than this call, and no thread of this
-    /// rank has made a call with the message's name.
+    /// The message in the ring from the rank with that seat has another name than this call, and no
+    /// thread of this rank has made a call with the message's name.
     OtherCall(usize),
-    /// This rank is rank 0, and the ranks whose calls differed in the step of that number have no
+    /// This rank has seat 0, and the ranks whose calls differed in the step of that number have no
     /// call under one common name yet.
     CommonName(u64),
-    /// Rank 0 has not decided yet which of the names in the step of that number goes first.
+    /// Seat 0 has not decided yet which of the names in the step of that number goes first.
     Decision(u64),
     /// This rank has the seat 0 of its host. The hosts, whose calls differed in the step of that
     /// number, have no call under one common name yet.
@@ -73,8 +74,8 @@ pub(crate) enum Blocker {
         /// The tag of the message's name.
         tag: u64,
     },
-    /// That rank has not made the segment of a smaller communicator yet. A failure of this
-    /// communicator does not end the wait. The operation itself checks the deadline and whether the
-    /// remaining ranks live.
+    /// The rank with that seat has not made the segment of a smaller communicator yet. A failure of
+    /// this communicator does not end the wait. The operation itself checks the deadline and
+    /// whether the remaining ranks live.
     NewSegment(usize),
 }

@@ -166,7 +166,7 @@ impl Process {
     }
 
     /// Does what [`first_dead`](Process::first_dead) does, for a caller that asks about ten times a
-    /// second. It finds the end of a process that has no descriptor within a second.
+    /// second. It notices within a second that a process without a descriptor has ended.
     pub fn first_dead_in_turn(processes: &[Arc<Process>]) -> Option<usize> {
         let known = Process::first_known_dead(processes);
         known.or_else(|| {

@@ -29,6 +29,7 @@ fn blocked_call<'a>(
         comm: operation.comm()?,
         seen,
         blocker,
+        call_timeout: operation.call_timeout(),
         timeout: operation.timeout(),
         default_timeout: operation.default_timeout(),
         comm_timeout,
@@ -202,12 +203,15 @@ impl<'a, T: Holder> Lane<'a, T> {
     }
 }
 
-/// Drives all lanes to their ends. When an operation fails, its lane ends, and so do the lanes
-/// whose communicators have failed with it. The other lanes continue, because their peers expect
-/// it. Returns the first failure.
+/// Drives all lanes to their ends. When an operation fails, its lane ends, except a lane that goes
+/// on after a failure. The lanes whose communicators have failed with it end, too. The other lanes
+/// continue, because their peers expect it. Returns the first failure.
 pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
     let mut wait = Wait::default();
     let mut first = Ok(());
+    // Whether an operation has ended since the last wait. The operation after it in its lane has
+    // its whole time.
+    let mut has_ended = false;
     loop {
         let mut blocked = Vec::with_capacity(lanes.len());
         lanes.retain_mut(|lane| {
@@ -221,6 +225,7 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                     Ok(Poll::Done) => {
                         operation.comm().into_iter().for_each(|comm| wait.leave(comm));
                         lane.drop_first();
+                        has_ended = true;
                     }
                     Ok(waiting) => {
                         blocked.push(waiting);
@@ -234,6 +239,7 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                         if !lane.fail_first() {
                             return false;
                         }
+                        has_ended = true;
                     }
                 }
             }
@@ -253,6 +259,9 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                 blocked_call(operation, (seen, blocker), (&lane.comm_timeout, &lane.own_time), call)
             })
             .collect();
+        if std::mem::take(&mut has_ended) {
+            wait.end(&waiting);
+        }
         if blocked.contains(&Poll::Outside) {
             let outside = lanes.iter().zip(&blocked).filter(|(_, blocked)| **blocked == Poll::Outside);
             let connections = outside.filter_map(|(lane, _)| lane.first()?.connection());
@@ -279,7 +288,12 @@ pub(crate) fn run_all<T: Holder>(lanes: &mut Vec<Lane<'_, T>>) -> Result<()> {
                         None => error,
                     });
                 }
-                !has_failed && lane.goes_on(blocked) || lane.fail_first()
+                if !has_failed && lane.goes_on(blocked) {
+                    return true;
+                }
+                let is_left = lane.fail_first();
+                has_ended |= is_left;
+                is_left
             });
             if let Some(error) = error.filter(|_| first.is_ok()) {
                 first = Err(wait.time(error).within(&described));

@@ -76,9 +76,9 @@ impl RawRecord {
         (!entry.is_none()).then(|| RawRecord(entry))
     }
 
-    /// Records that a queued call runs now.
-    pub(crate) fn start(&self) {
-        recorder::get().into_iter().for_each(|recorder| recorder.start(self.0));
+    /// Records that queued calls run now.
+    pub(crate) fn start_all(queued: &[RawRecord]) {
+        recorder::get().into_iter().for_each(|recorder| recorder.start(queued.iter().map(|queued| queued.0)));
     }
 
     /// Records that the call has succeeded, after it has waited as `wait` says.

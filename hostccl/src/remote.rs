@@ -13,10 +13,10 @@ use crate::notice::Said;
 use crate::span::Span;
 use crate::wire::Peer;
 
-/// How long a rank that frees its communicator waits until its messages cannot get lost any more.
+/// The longest time for which a rank that frees its communicator waits until its messages are safe.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long a rank that frees a failed communicator waits until its messages cannot get lost any
-/// more.
+/// The longest time for which a rank that frees a failed communicator waits until its messages are
+/// safe.
 const FAILED_LINGER: Duration = Duration::from_millis(50);
 /// How many times a rank that frees its communicator looks whether its messages are safe before
 /// the rank begins to sleep between two looks. An acknowledgement takes tens of microseconds.
@@ -75,8 +75,8 @@ pub(crate) struct Suspicion {
 pub(crate) struct Waits {
     /// When the rank reported that it waits.
     pub(crate) said: Instant,
-    /// When the rank's time is up, or the time of the ranks for which this rank waits, whichever
-    /// is later.
+    /// The later of two ends: the end of the rank's own time, and the end of the time of the ranks
+    /// for which it waits.
     pub(crate) until: Instant,
 }
 

@@ -16,6 +16,7 @@
 mod head;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::head::any_bytes;
@@ -44,7 +45,8 @@ fn of_question(tag: Tag) -> Tag {
 enum Stage {
     /// The call has not begun.
     Start,
-    /// A send waits for the question. A receive waits for the head.
+    /// A send waits until the receiver's question has come and the message has gone. A receive
+    /// waits for the head.
     First,
     /// A receive waits until the bytes have come and its question has gone.
     Bytes,
@@ -77,6 +79,8 @@ pub(crate) struct RemoteMessage {
     stage: Stage,
     /// Whether the communicator lists this message as under way.
     listed: bool,
+    /// The timeout that came with the call, if one did.
+    pub(crate) call_timeout: Option<Duration>,
 }
 
 impl RemoteMessage {
@@ -106,6 +110,7 @@ impl RemoteMessage {
             name,
             stage: Stage::Start,
             listed: false,
+            call_timeout: None,
         })
     }
 
@@ -307,6 +312,10 @@ impl Operation for RemoteMessage {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         Some(&self.comm)
+    }
+
+    fn call_timeout(&self) -> Option<Duration> {
+        self.call_timeout
     }
 
     fn is_matched(&self) -> bool {

@@ -36,8 +36,8 @@ pub(crate) struct RevokedSplit {
 }
 
 impl RevokedSplit {
-    /// Returns a split of `parent` that has not begun. `renewal` makes a communicator over all ranks.
-    /// `described` describes the call.
+    /// Returns a split of `parent` that has not begun. `renewal` makes a communicator over all
+    /// ranks. `described` describes the call.
     pub(crate) fn new(
         parent: Arc<Comm>,
         renewal: Box<dyn ChildOperation>,
@@ -80,7 +80,12 @@ impl ChildOperation for RevokedSplit {
     }
 
     fn withdraw(&mut self) {
+        self.split.iter_mut().for_each(|split| split.withdraw());
         self.renewal.withdraw();
+    }
+
+    fn refuse(&mut self, error: &Error) {
+        self.renewal.refuse(error);
     }
 }
 

@@ -211,8 +211,8 @@ pub(crate) trait ChildOperation: Operation + Send {
     /// Turns an error of the new communicator into one that names the parent's ranks.
     fn for_parent(&self, error: Error) -> Error;
 
-    /// Tells the ranks of the parent that the new communicator has failed with `error`, if they wait
-    /// for this rank. Returns the error as the ranks of the parent know it.
+    /// Tells the ranks of the parent that the new communicator has failed with `error`, if they
+    /// wait for this rank. Returns the error as the ranks of the parent know it.
     fn child_failed(&mut self, error: Error) -> Error {
         self.for_parent(error)
     }
@@ -222,10 +222,15 @@ pub(crate) trait ChildOperation: Operation + Send {
         None
     }
 
-    /// Takes back what this rank still offers the other ranks in the parent. It is called before
-    /// the parent's handle says that the operation is over, because the next operation may then
-    /// write its own offer to the same place.
+    /// Takes back what this rank still offers the other ranks in the parent. Where the operation
+    /// has failed or is given up, ends the new communicator for the ranks that have it already. It
+    /// is called before the parent's handle says that the operation is over: the next operation may
+    /// then write its own offer to the same place, and the process may end at once.
     fn withdraw(&mut self) {}
+
+    /// Tells the other ranks that `error` keeps this rank from the operation, which has not begun.
+    /// The ranks of a split learn of it in the parent.
+    fn refuse(&mut self, _error: &Error) {}
 }
 
 /// A call that makes a communicator of ranks of another one: `ncclCommSplit` or `ncclCommShrink`.
@@ -246,6 +251,8 @@ pub(crate) struct ChildInit {
     despite_failure: bool,
     /// Whether the handles have the outcome.
     done: bool,
+    /// The timeout that came with the call, if one did.
+    pub(crate) call_timeout: Option<Duration>,
 }
 
 impl ChildInit {
@@ -262,7 +269,17 @@ impl ChildInit {
     ) -> ChildInit {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        ChildInit { operation, parent_handle, parent, handle, out, counted: false, despite_failure: false, done: false }
+        ChildInit {
+            operation,
+            parent_handle,
+            parent,
+            handle,
+            out,
+            counted: false,
+            despite_failure: false,
+            done: false,
+            call_timeout: None,
+        }
     }
 
     /// Makes the parent's handle forget the failure of an earlier call when this call begins in the
@@ -302,10 +319,10 @@ impl ChildInit {
         self.operation.name()
     }
 
-    /// Tells the other ranks of the parent that `error` keeps this rank from a split. They wait for
-    /// this rank in the parent. A shrink needs no such report: its ranks wait in no call of the
-    /// parent, and their wait has a limit.
+    /// Tells the other ranks that `error` keeps this rank from a split or a shrink. The ranks of a
+    /// split wait for this rank in the parent.
     pub(crate) fn refuse(&mut self, error: &Error) {
+        self.operation.refuse(error);
         if self.name().is_some() && !self.parent.is_revoked() {
             let parent = &self.parent;
             let message =
@@ -364,6 +381,10 @@ impl Operation for ChildInit {
 
     fn pass(&mut self) -> Option<&mut Pass> {
         self.operation.pass()
+    }
+
+    fn call_timeout(&self) -> Option<Duration> {
+        self.call_timeout
     }
 
     /// Returns the parent's timeout, because nobody has the child's handle yet.

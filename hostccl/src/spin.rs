@@ -26,8 +26,9 @@ impl Purpose {
 
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
 /// `changed` has answered true. `oversubscribed` says whether the ranks on this machine outnumber
-/// their processors. `look` looks at a clock. If it was called, fewer than [`POLLS_A_LOOK`] polls
-/// lie between its last call and the poll that answers true.
+/// their processors. `look` reads a clock. Its last call is fewer than [`POLLS_A_LOOK`] polls
+/// before the poll that answers true, so the caller takes that reading for the end of the wait. A
+/// short wait does not call `look`.
 pub(crate) fn spin_then_yield(
     oversubscribed: bool,
     purpose: Purpose,
@@ -138,10 +139,10 @@ const MAX_TAKEN: u32 = 2;
 const MAX_TAKEN_ON_WIRE: u32 = 20;
 /// A wait in a meeting ends after this number of yields in which other threads ran.
 const MAX_TAKEN_IN_MEETINGS: u32 = 50;
-/// A yield that no other thread took is quicker than this, because it is one system call without a
-/// switch to another thread.
+/// A yield during which no other thread ran is quicker than this, because it is one system call
+/// without a switch to another thread.
 const QUICK_YIELD: Duration = Duration::from_nanos(1500);
-/// A yield that lasts longer than this was taken by a program that keeps the processor.
+/// During a yield that lasts longer than this, a program ran that keeps the processor.
 const SLOW_YIELD: Duration = Duration::from_micros(500);
 /// The longest time for which a thread polls while no other thread wants its processor.
 const LONGEST_POLL: Duration = Duration::from_micros(50);

@@ -1,6 +1,7 @@
 //! The calls of a group: each kind of call that a thread can collect or perform.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::call_name::{NO_TAG, Name};
 use crate::collective::{Call, Collective, Ragged};
@@ -51,6 +52,20 @@ impl Task {
         }
     }
 
+    /// Sets how long the call may wait without progress. With `None` the time of its communicator
+    /// applies. A call that joins a communicator has the time of its handle.
+    #[cold]
+    pub(crate) fn set_timeout(&mut self, timeout: Option<Duration>) {
+        match self {
+            Task::Init(_) => {}
+            Task::Child(child) => child.call_timeout = timeout,
+            Task::Collective(collective) => collective.call_timeout = timeout,
+            Task::Spanning(collective) => collective.call_timeout = timeout,
+            Task::Message(message) => message.call_timeout = timeout,
+            Task::Remote(message) => message.call_timeout = timeout,
+        }
+    }
+
     /// The lane in which the call takes place. Calls with the same lane take place one after
     /// another. Returns `None` for a call that depends on no other call.
     pub(crate) fn lane(&self) -> Option<(usize, Place, u64)> {
@@ -58,8 +73,8 @@ impl Task {
             Task::Init(init) => init.lane().map(|(comm, name)| (comm, Place::Collectives, name))?,
             Task::Child(child) => match child.name() {
                 Some(name) => (child.parent(), Place::Collectives, name),
-                // A shrink takes no turns with other calls. Two shrinks would offer their segments in
-                // the same place.
+                // A shrink takes no turns with other calls. Two shrinks would offer their segments
+                // in the same place.
                 None => return Some((Arc::as_ptr(child.parent()).addr(), Place::Collectives, NO_TAG)),
             },
             Task::Collective(collective) => (collective.comm()?, Place::Collectives, *collective.name()),
@@ -76,8 +91,8 @@ impl Task {
         Some((Arc::as_ptr(comm).addr(), place, name.tag))
     }
 
-    /// Whether the call takes place in the thread that ends the group. Other calls take place
-    /// in the background.
+    /// Whether the caller waits for the end of the call. Other calls usually take place in the
+    /// background (see `group::perform`).
     pub(crate) fn blocks(&self) -> bool {
         match self {
             Task::Init(init) => init.blocking(),

@@ -1,5 +1,7 @@
-//! `HOSTCCL_TIMEOUT_MS`: how long a wait without any progress may last.
+//! How long a wait without any progress may last: `HOSTCCL_TIMEOUT_MS`, and the timeout that a
+//! caller hands over with its next call (`hostcclNextCallTimeout`).
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,6 +13,24 @@ const MOST_MILLIS: u64 = 100 * 365 * 86_400_000;
 
 /// How long ranks wait for each other to make a communicator, where no other timeout is set.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+thread_local! {
+    /// The timeout of this thread's next call in milliseconds; 0 where the caller set none.
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Sets the timeout of the calling thread's next call in milliseconds; 0 for none of its own.
+#[inline]
+pub(crate) fn set_next(millis: u64) {
+    NEXT.set(millis);
+}
+
+/// Returns the timeout of the call that the calling thread is about to begin; `None` where it has
+/// none of its own. The call after that has none unless it gets one.
+#[inline]
+pub(crate) fn take_next() -> Option<Duration> {
+    from_millis(NEXT.replace(0))
+}
 
 /// Returns the value of `HOSTCCL_TIMEOUT_MS`. `None` stands for no limit: the variable is unset, 0
 /// or invalid.

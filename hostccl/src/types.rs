@@ -39,8 +39,8 @@ pub(crate) fn failure_of_another(code: ncclResult_t) -> ncclResult_t {
 }
 
 /// A question of `hostcclCommSetInterrupt`. The question returns 0 while blocked calls go on
-/// waiting. To end the calls, the question writes the reason as a C string of at most `capacity`
-/// bytes to `reason`, and returns 1.
+/// waiting. To end the calls, the question writes the reason to `reason`, as a C string, and
+/// returns 1. The reason and its final 0 have room for `capacity` bytes, which is 1024.
 pub type hostcclQuestion_t =
     Option<unsafe extern "C" fn(data: *mut c_void, reason: *mut c_char, capacity: usize) -> c_int>;
 /// The function of `hostcclCommSetInterrupt` that frees the data of the question.

@@ -205,20 +205,33 @@ impl Wait {
         let Some(limit) = calls.iter().filter_map(BlockedCall::limit).min() else { return Ok(()) };
         let waited = limit.saturating_sub(left().unwrap_or(limit));
         self.warn_if_near(calls.iter().filter(|call| call.limit() == Some(limit)), waited, limit);
-        // A message that has come over the wire may be the one for which a call waits. So the call
-        // is polled once more, and only once: messages may go on coming.
-        if left().is_some_and(|left| !left.is_zero()) || changed() && !std::mem::replace(&mut self.is_late, true) {
+        if left().is_some_and(|left| !left.is_zero()) {
             return Ok(());
         }
-        time_out(calls, since.elapsed()).map_or(Ok(()), |failed| {
-            // The calls that go on have later deadlines of their own.
+        // The checks above take time, so a call may have made progress meanwhile.
+        let has_changed = changed();
+        if has_changed && has_progress() {
+            self.end(calls);
+            return Ok(());
+        }
+        // A message that has come over the wire may be the one for which a call waits. So the call
+        // is polled once more, and only once: messages may go on coming.
+        if has_changed && !std::mem::replace(&mut self.is_late, true) {
+            return Ok(());
+        }
+        if let Some(failed) = time_out(calls, since.elapsed()) {
+            // The calls that go on have deadlines of their own.
             (self.is_late, self.told) = (false, 0);
-            Err(failed)
-        })
+            return Err(failed);
+        }
+        if has_progress() {
+            self.end(calls);
+        }
+        Ok(())
     }
 
-    /// Notes that a call has made progress.
-    fn end(&mut self, calls: &[BlockedCall<'_>]) {
+    /// Notes that a call has made progress, or has ended. `calls` are those that still wait.
+    pub(crate) fn end(&mut self, calls: &[BlockedCall<'_>]) {
         for call in calls {
             self.leave(call.comm);
             call.own_time.restart();
@@ -233,9 +246,9 @@ impl Wait {
         }
     }
 
-    /// Whether a contested call has used up its time. A wait for the turn has no deadline, and such
-    /// a call may wait for its turn each time that a slice of this thread's sleep ends. So its time
-    /// is also checked when a word has changed.
+    /// Whether a contested call has used up its time. A call has no deadline while it waits for its
+    /// turn. A contested call may happen to wait for its turn at each regular check, and would then
+    /// never time out. So its time is also checked when a word has changed.
     fn is_contested_call_due(&self, calls: &[BlockedCall<'_>]) -> bool {
         let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         let mut contested = calls.iter().filter(|call| call.own_time.is_contested());
@@ -347,13 +360,13 @@ fn first_failed<'a>(
 }
 
 /// Ends the communicators of the calls whose time is up after they have waited for `waited`.
-/// Returns the failure of the first of these calls, or `None` where there is none.
+/// Returns the failure of the first of these calls, or `None` where no call fails.
 fn time_out(calls: &[BlockedCall<'_>], waited: Duration) -> Option<Failed> {
     let mut first = None;
     for (index, call) in calls.iter().enumerate() {
         if let Some(limit) = call.limit_if_due(waited) {
-            let error = diagnosis::time_out(call.comm, call.blocker, limit, &(call.call)());
-            first = first.or(Some(Failed { call: index, error }));
+            let error = diagnosis::time_out(call.comm, (call.blocker, call.seen), limit, &(call.call)());
+            first = first.or(error.map(|error| Failed { call: index, error }));
         }
     }
     first

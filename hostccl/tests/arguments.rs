@@ -319,7 +319,8 @@ fn the_place_of_a_new_communicator_is_null_after_a_failure() {
     let mut wrong = ncclConfig_t { blocking: 7, ..NCCL_CONFIG_INITIALIZER };
     let (alone, default) = (null_mut(), NCCL_SHRINK_DEFAULT);
     let mut call = |what: &str, place: *mut ncclComm_t| {
-        // SAFETY: there is a place for the communicator, and each argument that is not NULL is valid.
+        // SAFETY: there is a place for the communicator, and each argument that is not NULL is
+        // valid.
         unsafe {
             match what {
                 "a bad id" => ncclCommInitRank(place, 1, no_id, 0),

@@ -194,8 +194,8 @@ fn kill_and_hear(play: &str, size: usize, victim: usize) {
         if play == "reduce" {
             let again = process.hear();
             assert!(again.starts_with(&format!("{ncclRemoteError} ncclAllReduce: ")), "{again}");
-            // The end of a rank of another host may be found by the wire's thread, or by a rank that is
-            // between two calls. Then the failure belongs to no call.
+            // The end of a rank of another host may be found by the wire's thread, or by a rank
+            // that is between two calls. Then the failure belongs to no call.
             let in_a_call = again.contains("failed earlier, in ncclAllReduce(");
             assert!(in_a_call || are_apart() && again.contains("failed earlier: "), "{again}");
             assert!(again.contains(&gone), "{again}");
@@ -275,8 +275,8 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
     let mut ranks: Vec<Rank> = (0..2).map(|rank| Rank::start("reduce", rank, 3, &id)).collect();
     let victim = ranks[1].child.id();
     // A rank that has mapped the segment and waits has joined. On a host of its own, a rank makes a
-    // segment, which it does not map yet. When it waits, it has told the maker of the id that it is
-    // there.
+    // segment, which it does not map yet. When the rank and the maker of the id wait, the maker
+    // knows the rank.
     let holds = |pid: u32| {
         let links =
             fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -289,7 +289,7 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
         assert!(started.elapsed() < PATIENCE);
         std::thread::sleep(Duration::from_millis(1));
     }
-    ranks.iter().rev().for_each(Rank::until_it_waits);
+    Rank::until_all_wait(&ranks);
     ranks[1].child.kill().unwrap();
     let killed = Instant::now();
     let said = ranks[0].hear();

@@ -11,6 +11,7 @@ mod common;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use child_ranks::{Part, listen, say, start_on_hosts};
@@ -22,6 +23,15 @@ use plain::pattern;
 /// The length of the data that the rank broadcasts before it ends, in bytes. The sockets' buffers
 /// are full while it travels.
 const LONG: usize = 32 << 20;
+
+/// Sets the secret of this process, which makes the ids of all tests. A test holds the guard until
+/// all its ranks have joined. Then another test may set its secret.
+fn with_secret(secret: Option<&str>) -> MutexGuard<'static, ()> {
+    static ONE_TEST: Mutex<()> = Mutex::new(());
+    let guard = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
+    set_secret(secret.map(|secret| secret.as_bytes().to_vec())).unwrap();
+    guard
+}
 
 fn send(comm: ncclComm_t, data: &[u8], peer: c_int) -> ncclResult_t {
     // SAFETY: the buffer holds what the call says.
@@ -124,14 +134,15 @@ fn a_rank_that_ends_right_after_it_has_left_harms_no_other() {
     // In the second scene rank 0 destroys the communicator of all ranks first, and then one that
     // rank 2 is not in.
     for (scene, secret) in [("it", ""), ("it", "a secret"), ("world first", ""), ("world first", "a secret")] {
-        // This process makes the ids, so it needs the secret, too.
-        set_secret(Some(secret.as_bytes().to_vec()).filter(|secret| !secret.is_empty())).unwrap();
         for round in 0..2 {
             let of = format!("scene {scene}, secret {secret:?}, round {round}");
+            // This process makes the id, so it needs the secret, too.
+            let secret_is_set = with_secret(Some(secret).filter(|secret| !secret.is_empty()));
             let mut ranks = start_on_hosts(scene, 3, 1, &[("DM_STORE_SECRET", secret)]);
             for rank in &mut ranks[1..] {
                 assert_eq!(rank.hear(), "0 true", "{of}");
             }
+            drop(secret_is_set);
             assert!(ranks[0].child.wait().unwrap().success());
             // A rank that has lost another one blames it within 300 ms.
             std::thread::sleep(Duration::from_millis(400));
@@ -145,8 +156,10 @@ fn a_rank_that_ends_right_after_it_has_left_harms_no_other() {
 
 #[test]
 fn a_rank_that_is_stopped_is_not_taken_for_a_silent_host() {
+    let no_secret_is_set = with_secret(None);
     let mut ranks = start_on_hosts("stop", 2, 1, &[("DM_HOST_TIMEOUT_MS", "2000")]);
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "in the middle"));
+    drop(no_secret_is_set);
     let stopped = ranks[1].child.id() as libc::pid_t;
     // SAFETY: the process is a child of this one that nobody has waited for.
     let signal = |signal| assert_eq!(unsafe { libc::kill(stopped, signal) }, 0);

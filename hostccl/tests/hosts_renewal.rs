@@ -211,8 +211,8 @@ fn a_new_rank_that_dies_is_named_on_all_others() {
         let mut ranks = start_on("grow 2", &hosts, &VARIABLES);
         let id = from_hex(&ranks[1].hear());
         let mut new = start_new("come", host, 2, 4, &id);
-        ranks.iter().for_each(Rank::until_it_waits);
-        new.until_it_waits();
+        // Rank 1 has made the id. It has to know of the new rank before that one dies.
+        Rank::until_all_wait(ranks.iter().chain([&new]));
         new.child.kill().unwrap();
         let began = Instant::now();
         let [first, second] = &mut ranks[..] else { panic!() };

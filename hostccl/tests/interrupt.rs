@@ -36,7 +36,7 @@ fn try_receive(comm: &Comm, peer: c_int) -> ncclResult_t {
 #[test]
 fn a_reason_ends_the_blocked_calls_of_all_ranks() {
     let (has_reason, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let seen = Barrier::new(4);
+    let (begin, seen) = (Barrier::new(4), Barrier::new(4));
     ranks(4, |comm, rank| {
         if rank == 0 {
             let (has_reason, asked) = (Arc::clone(&has_reason), Arc::clone(&asked));
@@ -51,13 +51,16 @@ fn a_reason_ends_the_blocked_calls_of_all_ranks() {
             set_interrupt(**comm, Arc::new(|| Some("the second question".to_owned())));
         }
         (0..100).for_each(|_| assert_eq!(sum(comm, 1), 4));
+        let before = asked.load(Ordering::SeqCst);
+        // The reason comes only when no rank is in one of these sums any more.
+        begin.wait();
         match rank {
             // Only rank 0 asks, and the failure reaches the others.
             0 | 1 => assert_eq!(try_sum(comm), ncclRemoteError, "{}", last_error()),
             2 => assert_eq!(try_receive(comm, 3), ncclRemoteError, "{}", last_error()),
             _ => {
                 let end = Instant::now() + DEADLINE;
-                while asked.load(Ordering::SeqCst) < 3 {
+                while asked.load(Ordering::SeqCst) < before + 3 {
                     assert!(Instant::now() < end, "rank 0 does not ask");
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -151,6 +154,43 @@ fn a_question_by_the_c_interface_ends_blocked_calls_and_is_released_once() {
         both_came.wait();
     });
     assert_eq!(data.released.load(Ordering::SeqCst), 3, "the end of the communicator releases the data");
+}
+
+/// Writes a reason that takes the whole capacity.
+unsafe extern "C" fn long_reason(_: *mut c_void, reason: *mut c_char, capacity: usize) -> c_int {
+    // SAFETY: there is room for so many bytes.
+    unsafe {
+        reason.write_bytes(b'y', capacity - 1);
+        reason.add(capacity - 1).write(0);
+    }
+    assert_eq!(capacity, 1024, "as hostccl.h says");
+    1
+}
+
+#[test]
+fn a_reason_of_the_whole_capacity_is_whole_on_its_rank_and_marked_as_cut_on_others() {
+    let both_failed = Barrier::new(2);
+    ranks(2, |comm, rank| {
+        assert_eq!(sum(comm, 1), 2);
+        if rank == 0 {
+            // SAFETY: the question needs no data.
+            ok(unsafe { hostcclCommSetInterrupt(**comm, Some(long_reason), None, null_mut()) });
+            assert_eq!(try_sum(comm), ncclRemoteError);
+        } else {
+            let end = Instant::now() + DEADLINE;
+            let mut state = ncclSuccess;
+            while state == ncclSuccess {
+                assert!(Instant::now() < end, "rank 0 has not ended the communicator");
+                std::thread::sleep(Duration::from_millis(1));
+                // SAFETY: there is a place for the answer.
+                ok(unsafe { ncclCommGetAsyncError(**comm, &raw mut state) });
+            }
+            assert_eq!(try_sum(comm), ncclRemoteError);
+        }
+        let reason = if rank == 0 { "y".repeat(1023) } else { "y".repeat(509) + "…" };
+        assert!(last_error().ends_with(&format!(": {reason}")), "{}", last_error());
+        both_failed.wait();
+    });
 }
 
 #[test]

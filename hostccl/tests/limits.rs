@@ -125,6 +125,24 @@ fn child() {
                 say(unsafe { ncclAllReduce(at, at, 1, dtype, op, **comm, null_mut()) });
             });
         }
+        Ok("shrink without files") => {
+            let ready = std::sync::Barrier::new(3);
+            ranks(3, |comm, rank| {
+                // SAFETY: the communicator is live.
+                assert_eq!(unsafe { hostcclCommSetTimeout(**comm, 60_000) }, ncclSuccess);
+                ready.wait();
+                if rank == 0 {
+                    limit(libc::RLIMIT_NOFILE, next_descriptor());
+                }
+                ready.wait();
+                let (mut excluded, mut shrunk) = ([2], null_mut());
+                let at = excluded.as_mut_ptr();
+                if rank != 2 {
+                    // SAFETY: the communicator is live, and the places outlive the call.
+                    say(unsafe { ncclCommShrink(**comm, at, 1, &raw mut shrunk, null_mut(), NCCL_SHRINK_DEFAULT) });
+                }
+            });
+        }
         Ok("init without memory") => {
             let id = served_id();
             limit(libc::RLIMIT_AS, address_space() + (1 << 20));
@@ -221,6 +239,17 @@ fn expect(case: &str, count: usize, texts: &[&str]) {
 #[test]
 fn a_split_without_descriptors_names_the_limit_on_every_rank() {
     expect("split without files", 2, &["rank 0 could not make shared memory", "ulimit -n"]);
+}
+
+#[test]
+fn a_shrink_for_which_the_first_rank_has_no_descriptor_ends_at_once_on_every_rank() {
+    let mut said = said("shrink without files");
+    said.sort();
+    let [own, other] = &said[..] else { panic!("{said:?}") };
+    let (own, other) = if own.contains("could not join") { (other, own) } else { (own, other) };
+    assert!(own.starts_with(&ncclSystemError.to_string()) && own.contains("ulimit -n"), "{own}");
+    assert!(other.starts_with(&ncclSystemError.to_string()), "{other}");
+    assert!(other.contains("rank 0 (") && other.contains("could not join the new communicator"), "{other}");
 }
 
 #[test]

@@ -280,6 +280,35 @@ fn counts_that_differ_fail_on_all_ranks_with_their_values() {
     }
 }
 
+/// Blocks that are sent may overlap, so their counts together may be more than a number holds.
+#[test]
+fn counts_whose_sum_is_too_large_for_a_number_are_a_difference() {
+    const HUGE: usize = 1 << 62;
+    for is_huge in [[true; 4], [false, true, false, false]] {
+        ranks(4, |comm, me| {
+            // The huge block covers all memory after its start, so the receive buffer lies before
+            // it. The rank may read a chunk of each block before
+            // it learns of the difference, and a chunk has at most 1 MiB.
+            let mut data = vec![0_u8; 4 + (1 << 20)];
+            let (to, from) = data.split_at_mut(4);
+            let (to, from) = (to.as_mut_ptr().cast::<c_void>(), from.as_ptr().cast::<c_void>());
+            let (counts, into) = (if is_huge[me] { [HUGE; 4] } else { [1; 4] }, [1_usize; 4]);
+            let (counts, displs, into, u8) = (counts.as_ptr(), [0_usize; 4], into.as_ptr(), DataType::Uint8 as c_int);
+            // SAFETY: one chunk of each block is there. Nothing else is read or written, because
+            // the counts do not fit together.
+            let result =
+                unsafe { hostcclAlltoAllv(from, counts, displs.as_ptr(), to, into, null(), u8, **comm, null_mut()) };
+            let message = last_error();
+            assert_eq!(result, ncclInvalidUsage, "rank {me}: {message}");
+            let first = is_huge.iter().position(|huge| *huge).unwrap();
+            let words =
+                format!("hostcclAlltoAllv: rank {first} has {HUGE} x uint8 for rank 0, which expects 1 x uint8");
+            assert!(message.contains(&words), "rank {me}: {message}");
+            assert!(data.iter().all(|byte| *byte == 0), "nothing was written");
+        });
+    }
+}
+
 #[test]
 fn another_call_meets_it_as_a_difference() {
     ranks(2, |comm, me| {

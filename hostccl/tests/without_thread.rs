@@ -6,6 +6,7 @@ mod common;
 use std::fs;
 use std::ptr::null_mut;
 use std::sync::Barrier;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -118,21 +119,26 @@ fn an_abort_ends_a_call_for_which_nobody_waits() {
 
 #[test]
 fn an_abort_ends_a_wait_of_another_thread() {
-    let (comm, began) = (begin(unique_id(), 2, 0), Instant::now());
+    let comm = begin(unique_id(), 2, 0);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| wait_once(&comm, DEADLINE.as_millis() as i64));
-        // The thread most likely waits by then. If not, the abort ends the call before it waits.
-        thread::sleep(Duration::from_millis(100));
-        let mut state = -1;
+        let (number, numbers) = channel();
+        let comm = &comm;
+        let waiting = scope.spawn(move || {
+            // SAFETY: gettid has no preconditions.
+            number.send(unsafe { libc::gettid() }).unwrap();
+            wait_once(comm, DEADLINE.as_millis() as i64)
+        });
+        until_thread_asleep(numbers.recv().unwrap());
+        let (mut state, began) = (-1, Instant::now());
         // While the other thread waits, this wait does not drive the call.
         // SAFETY: there is a place for the answer.
-        ok(unsafe { hostcclCommWait(*comm, 1, &raw mut state) });
+        ok(unsafe { hostcclCommWait(**comm, 1, &raw mut state) });
         assert_eq!(state, ncclInProgress);
         // SAFETY: the communicator is live.
-        ok(unsafe { ncclCommAbort(*comm) });
+        ok(unsafe { ncclCommAbort(**comm) });
         assert_eq!(waiting.join().unwrap(), ncclInternalError, "{}", last_error());
+        assert!(began.elapsed() < SOON, "the wait has lasted for {:?}", began.elapsed());
     });
-    assert!(began.elapsed() < SOON, "the wait has lasted for {:?}", began.elapsed());
 }
 
 #[test]

@@ -26,8 +26,8 @@ pub(super) trait Isa {
 #[cfg_attr(target_arch = "aarch64", allow(dead_code))]
 pub(super) struct Plain;
 
-// On x86-64 only processors without F16C run these functions, so they do not let the crate `half` look
-// for F16C. On other processors the crate may use the hardware.
+// On x86-64 only processors without F16C run these functions, so they do not let the crate `half`
+// look for F16C. On other processors the crate may use the hardware.
 impl Isa for Plain {
     #[inline(always)]
     unsafe fn widen_f16(source: *const u16, target: *mut f32, len: usize) {

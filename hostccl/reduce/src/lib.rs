@@ -47,8 +47,8 @@ use self::neon::Neon as Always;
 pub use self::target::Target;
 pub use self::types::{DataType, ReduceOp};
 
-/// [`reduce`] and [`scale`] by the kernels without special instructions. The tests compare them with
-/// the kernels that [`reduce`] and [`scale`] choose.
+/// [`reduce`] and [`scale`] by the kernels without special instructions. The tests compare them
+/// with the kernels that [`reduce`] and [`scale`] choose.
 #[doc(hidden)]
 pub mod plain {
     use super::isa::Plain;

@@ -1,4 +1,5 @@
-//! The instruction set of every 64-bit ARM processor: NEON, which has conversions of half precision.
+//! The instruction set of every 64-bit ARM processor: NEON, which has conversions of half
+//! precision.
 //!
 //! The compiler vectorises the other loops for NEON by itself.
 

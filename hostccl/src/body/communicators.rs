@@ -72,8 +72,8 @@ pub(super) unsafe fn prepare(name: &str, comm: *mut ncclComm_t, nranks: c_int) -
     Ok(())
 }
 
-/// Returns the task by which one rank joins a communicator of that id. `*comm` is NULL before the id
-/// and the configuration are read.
+/// Returns the task by which one rank joins a communicator of that id. `*comm` is NULL before the
+/// id and the configuration are read.
 ///
 /// # Safety
 /// `comm` is NULL, or stays valid until the call is over.
@@ -279,8 +279,8 @@ fn shrink(
     })
 }
 
-/// Returns the task that makes a communicator of ranks of `comm`. With `despite_failure`, an earlier
-/// call on `comm` may have failed in the background.
+/// Returns the task that makes a communicator of ranks of `comm`. With `despite_failure`, an
+/// earlier call on `comm` may have failed in the background.
 ///
 /// # Safety
 /// `new_comm` stays valid until the call is over. `config` is NULL, or as NCCL documents it.
@@ -413,6 +413,12 @@ pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> 
 
 pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> Result<ncclResult_t> {
     handle::find(comm)?.set_timeout(millis(timeout_ms)?)?;
+    Ok(ncclSuccess)
+}
+
+#[inline]
+pub(crate) unsafe fn hostcclNextCallTimeout(timeout_ms: i64) -> Result<ncclResult_t> {
+    timeout::set_next(millis(timeout_ms)?);
     Ok(ncclSuccess)
 }
 

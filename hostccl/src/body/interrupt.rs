@@ -9,14 +9,14 @@ use crate::handle;
 use crate::interrupt::{Interrupt, Question};
 use crate::types::*;
 
-/// The room for a reason, in bytes.
-const REASON: usize = 1024;
+/// The room for a reason with its final 0, in bytes.
+const CAPACITY: usize = 1024;
 
 /// Makes the blocked calls of this rank on `comm` ask `question`: for the first time when they
 /// have waited for a quarter of a second without progress, and then ten times per second. When the
 /// answer is a reason, the engine ends the communicator for all of its ranks, with
-/// `ncclRemoteError` and the reason as the message. Where a question is set already, that question
-/// stays, and `question` is dropped.
+/// `ncclRemoteError` and the reason as the message. The other ranks get at most 512 bytes of it.
+/// Where a question is set already, that question stays, and `question` is dropped.
 ///
 /// The waiting thread asks the question. So the question must answer soon, and must call no
 /// function of the engine. This function does nothing where `comm` is not ready or has failed.
@@ -63,10 +63,10 @@ impl Data {
         &self,
         question: unsafe extern "C" fn(data: *mut c_void, reason: *mut c_char, capacity: usize) -> c_int,
     ) -> Option<String> {
-        let mut reason = [0 as c_char; REASON];
+        let mut reason = [0 as c_char; CAPACITY + 1];
         // SAFETY: the function is the caller's, and the data is not released yet. The reason has
         // that much room, and its last byte stays 0.
-        let has_reason = unsafe { question(self.data, reason.as_mut_ptr(), REASON - 1) } != 0;
+        let has_reason = unsafe { question(self.data, reason.as_mut_ptr(), CAPACITY) } != 0;
         // SAFETY: the last byte is 0.
         has_reason.then(|| unsafe { CStr::from_ptr(reason.as_ptr()) }.to_string_lossy().into_owned())
     }

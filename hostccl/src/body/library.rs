@@ -9,7 +9,9 @@ use crate::error::{self, Error, Result};
 use crate::fork;
 use crate::group;
 use crate::handle;
+use crate::machine::page_bytes;
 use crate::operators::{self, PreMulSum, Scalar};
+use crate::timeout;
 use crate::types::*;
 
 pub(crate) unsafe fn ncclGetVersion(version: *mut c_int) -> Result<ncclResult_t> {
@@ -72,6 +74,8 @@ pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Resul
     // changes during this call.
     let text = unsafe { name.cast::<[u8; NAME_BYTES]>().as_ref() };
     let is_free = Name::set_next(tag, text.unwrap_or(&[0; NAME_BYTES]));
+    // A timeout that was set for a call that was not made does not concern this one.
+    timeout::set_next(0);
     error::begin_call();
     match is_free {
         true => Ok(ncclSuccess),
@@ -125,11 +129,10 @@ pub(crate) unsafe fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> Resu
 }
 
 pub(crate) unsafe fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> Result<ncclResult_t> {
-    const PAGE: usize = 4096;
     check_out("ptr", ptr)?;
     let mut memory = std::ptr::null_mut();
-    // SAFETY: `memory` takes the address, and the alignment is a power of two.
-    let refused = unsafe { libc::posix_memalign(&raw mut memory, PAGE, size.max(1)) };
+    // SAFETY: `memory` takes the address, and the size of a page is a power of two.
+    let refused = unsafe { libc::posix_memalign(&raw mut memory, page_bytes(), size.max(1)) };
     if refused != 0 {
         let reason = std::io::Error::from_raw_os_error(refused);
         return Err(Error::system(&format!("allocating {size} bytes"), reason));

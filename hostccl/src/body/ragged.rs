@@ -81,7 +81,8 @@ unsafe fn submit(
         let recv = check_buffer("recvbuff", recvbuff, most(to), true)?;
         let sent = Blocks { at: send.addr(), blocks: from };
         check_apart(sent, Blocks { at: recv.addr(), blocks: to }, dtype.size(), in_place).map_err(Error::argument)?;
-        let sum = |blocks: &[Block]| blocks.iter().map(|block| block.count).sum();
+        // Blocks that are sent may overlap, so the sum may not fit a number.
+        let sum = |blocks: &[Block]| blocks.iter().fold(0_usize, |sum, block| sum.saturating_add(block.count));
         let count = if kind == Kind::AllGatherV { sum(to) } else { sum(from) };
         let what = || What { operation: kind.operation(), count, dtype, reduction: op, peer: None };
         recorded = RawRecord::begin(&comm, &name, is_queued, what);

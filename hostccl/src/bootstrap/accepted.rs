@@ -69,7 +69,9 @@ pub(super) struct Accepted {
 impl Accepted {
     pub(super) fn new(socket: Closed<TcpStream>, from: SocketAddr) -> Accepted {
         let until = Some(Instant::now() + GREETING_TIME);
-        Accepted { link: Link::new(socket), from, progress: Progress::Hello, until }
+        let mut link = Link::new(socket);
+        link.watch_host();
+        Accepted { link, from, progress: Progress::Hello, until }
     }
 
     /// Whether nobody has registered on the connection. A connection that is about to close counts

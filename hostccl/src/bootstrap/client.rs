@@ -18,6 +18,11 @@ use crate::wire::{Token, here};
 
 /// The pause before a rank connects again, where the maker's host could not be reached.
 const RETRY: Duration = Duration::from_millis(100);
+/// How long a rank tries to connect where this process or its machine can open no more files.
+const SHORTAGE: Duration = Duration::from_secs(30);
+/// A rank that leaves tries to reach the maker for some time. Once a connection has stood, the rank
+/// tries for this many times that time: somebody is there, who may wait for a processor.
+const PATIENCE_WHEN_REACHED: u32 = 10;
 
 /// The next thing that the connection waits for.
 #[derive(Debug)]
@@ -49,10 +54,14 @@ pub(crate) struct Client {
     progress: Progress,
     /// Why the last try to connect failed.
     last_failure: Option<String>,
+    /// Since when each try to connect has failed because this process or its machine can open no
+    /// more files; `None` where the last one has not.
+    short_since: Option<Instant>,
     /// Whether the maker has sent a message.
     is_heard: bool,
     /// Whether the maker has closed a connection on which this rank had registered, and has not
-    /// answered since. If the maker cannot be reached any more, it has ended during the join.
+    /// answered since. While this is true, a failed try to connect means that the maker has ended
+    /// during the join.
     is_dropped: bool,
 }
 
@@ -60,7 +69,16 @@ impl Client {
     /// Returns a client that has not begun to connect. `first` is its first message.
     pub(crate) fn new(address: SocketAddr, token: Token, first: Message) -> Client {
         let (address, progress) = (with_own_scope(address), Progress::Idle(Instant::now()));
-        Client { address, token, first, progress, last_failure: None, is_heard: false, is_dropped: false }
+        Client {
+            address,
+            token,
+            first,
+            progress,
+            last_failure: None,
+            short_since: None,
+            is_heard: false,
+            is_dropped: false,
+        }
     }
 
     /// The address of the maker.
@@ -96,17 +114,21 @@ impl Client {
     }
 
     /// Tells the maker that this rank cannot join. Where this rank has not registered yet, the
-    /// refusal takes the place of its registration. Only in that case does this function wait, for at
-    /// most `longest`, until the kernel has taken the refusal.
+    /// refusal takes the place of its registration. Only in that case does this function wait until
+    /// the kernel has taken the refusal. It waits for at most `longest`, or once a connection has
+    /// stood, for at most [`PATIENCE_WHEN_REACHED`] times `longest`.
     pub(crate) fn refuse(&mut self, error: &Error, longest: Duration) {
         let refusal = Message::Failed(error.clone());
         if self.is_ready() {
             return self.send(&refusal);
         }
         self.first = refusal;
-        let end = Instant::now() + longest;
+        let (began, mut longest_now) = (Instant::now(), longest);
         while self.poll().is_ok() && !self.has_sent_first() {
-            let left = end.saturating_duration_since(Instant::now());
+            if matches!(self.progress, Progress::Greeted(..) | Progress::Noise(..) | Progress::Ready(_)) {
+                longest_now = longest * PATIENCE_WHEN_REACHED;
+            }
+            let left = longest_now.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return;
             }
@@ -146,6 +168,7 @@ impl Client {
                     }
                     let hello = Hello::write(&self.token, here::own_secret().is_some(), &random_token()?);
                     link.put(&hello);
+                    link.watch_host();
                     self.progress = Progress::Greeted(link, Box::new(hello));
                 }
                 Progress::Greeted(mut link, hello) => {
@@ -202,16 +225,37 @@ impl Client {
 
     /// Begins to connect.
     fn connect(&mut self) -> Result<Progress> {
-        let unable = |reason| Error::system("opening a connection to the maker of the unique id", reason);
-        let socket = Closed::open(|| open(&self.address)).map_err(unable)?;
-        link::tune(&socket);
-        match connect(&socket, &self.address) {
-            Ok(()) => Ok(Progress::Connecting(Link::new(socket))),
+        let opened = Closed::open(|| open(&self.address));
+        let begun = opened.and_then(|socket| {
+            link::tune(&socket);
+            connect(&socket, &self.address).map(|()| socket)
+        });
+        match begun {
+            Ok(socket) => {
+                self.short_since = None;
+                Ok(Progress::Connecting(Link::new(socket)))
+            }
+            Err(error) if is_shortage(&error) => {
+                self.fell_short(error)?;
+                Ok(std::mem::replace(&mut self.progress, Progress::Ended))
+            }
             Err(error) => {
+                self.short_since = None;
                 self.failed_to_connect(&error)?;
                 Ok(std::mem::replace(&mut self.progress, Progress::Ended))
             }
         }
+    }
+
+    /// Sets the time of the next try, because this process or its machine can open no more
+    /// files now. Fails where that has lasted for [`SHORTAGE`].
+    fn fell_short(&mut self, error: io::Error) -> Result<()> {
+        let error = Error::system("opening a connection to the maker of the unique id", error);
+        if self.short_since.get_or_insert_with(Instant::now).elapsed() >= SHORTAGE {
+            return Err(error);
+        }
+        self.try_later(error.message().to_owned());
+        Ok(())
     }
 
     /// Whether the connection is established. Where it has failed, sets the time of the next try.
@@ -343,6 +387,11 @@ fn with_own_scope(address: SocketAddr) -> SocketAddr {
         }
         _ => address,
     }
+}
+
+/// Whether the kernel has refused a connection because of the limit on open files.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Opens a socket that does not block.

@@ -6,14 +6,25 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
+#[cfg(test)]
+use socket2::TcpKeepalive;
 
 use super::message::Message;
 use crate::fork::Closed;
 use crate::noise::{RECORD_BYTES, Session, TAG_BYTES};
+use crate::wire::tcp::options;
+use crate::wire::tcp::silence::Silence;
 
 /// The most bytes that one call of `pump` reads, so that the maker's thread also serves its other
 /// connections.
 const READ_AT_ONCE: usize = 256 << 10;
+
+/// The time between two looks whether the other host is silent. Each look counts one second at most
+/// ([`Silence`]).
+pub(super) const LOOK: Duration = Duration::from_millis(500);
 
 /// The most bytes of a greeting that a link keeps. Each part of a greeting is shorter.
 const GREETING_BYTES: usize = 256;
@@ -45,6 +56,19 @@ pub(super) struct Link {
     session: Option<Session>,
     /// The longest message that the other side may send, in bytes; 0 while it may only greet.
     longest: usize,
+    /// The silence of the other host; `None` while the connection is being made.
+    watch: Option<Watch>,
+}
+
+/// The silence of the host on the other side of a link.
+#[derive(Debug)]
+struct Watch {
+    /// The time for which nothing has come.
+    silence: Silence,
+    /// When this process last looked.
+    looked: Instant,
+    /// The silence after which the host counts as lost.
+    most: Duration,
 }
 
 impl Link {
@@ -58,7 +82,32 @@ impl Link {
             sent: 0,
             session: None,
             longest: 0,
+            watch: None,
         }
+    }
+
+    /// Watches the other host from now on, because the connection is made. The link is closed once
+    /// the host has been silent for longer than `DM_HOST_TIMEOUT_MS` allows. A process that is
+    /// stopped, and so reads nothing, does not count as silent.
+    pub(super) fn watch_host(&mut self) {
+        self.watch(longest_silence());
+    }
+
+    fn watch(&mut self, most: Duration) {
+        let silence = Silence::of(&SockRef::from(&*self.socket));
+        self.watch = Some(Watch { silence, looked: Instant::now(), most });
+    }
+
+    /// Whether the other host has been silent for too long. The owner of a link calls this, or
+    /// [`pump`](Link::pump), at least once in [`LOOK`].
+    pub(super) fn is_silent(&mut self) -> bool {
+        let Some(watch) = &mut self.watch else { return false };
+        let since = watch.looked.elapsed();
+        if since < LOOK.min(watch.most / 4) {
+            return false;
+        }
+        watch.looked = Instant::now();
+        watch.silence.look(&SockRef::from(&*self.socket), since) >= watch.most
     }
 
     /// Allows the other side to send messages of at most that many bytes.
@@ -97,7 +146,7 @@ impl Link {
     /// Sends and reads what is possible without waiting.
     pub(super) fn pump(&mut self) -> LinkState {
         // Bytes that have arrived are read even after the connection has broken.
-        let is_broken = self.push().is_err();
+        let is_broken = self.push().is_err() || self.is_silent();
         let room = self.room();
         let mut buffer = [0; 16 << 10];
         let mut read = 0;
@@ -205,19 +254,74 @@ pub(super) fn frame(message: &Message) -> Arc<[u8]> {
     [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat().into()
 }
 
+/// Returns how long the other host may be silent. A wrong value of `DM_HOST_TIMEOUT_MS` is refused
+/// where the wire is made.
+fn longest_silence() -> Duration {
+    options::silence().unwrap_or(options::SILENCE)
+}
+
 /// Sets the options of a connection. Small messages are sent at once (no Nagle), and the kernel
-/// notices within about five seconds that the other host has fallen silent. An option that the
-/// kernel refuses does no harm.
+/// sends probes while nothing is on the way. While the connection is being made, the kernel ends it
+/// when the other host has been silent for too long. An option that the kernel refuses does no
+/// harm.
 pub(super) fn tune(socket: &TcpStream) {
-    let _ = socket.set_nodelay(true);
-    let set = |level, name, value: libc::c_int| {
-        let (value, length) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
-        // SAFETY: the value outlives the call, and has that length.
-        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, length) };
-    };
-    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 2);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
-    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 5000);
+    let (socket, silence) = (SockRef::from(socket), longest_silence());
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = options::keep_alive(&socket, silence);
+    let _ = socket.set_tcp_user_timeout(Some(silence));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Returns a link over a new connection, and the other side.
+    fn pair() -> (Link, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = Closed::open(|| Ok(listener.accept()?.0)).unwrap();
+        near.set_nonblocking(true).unwrap();
+        tune(&near);
+        (Link::new(near), far)
+    }
+
+    /// Sends more than the other side has room for.
+    fn fill(link: &mut Link) {
+        link.put(&vec![0; 64 << 20]);
+        assert_eq!(link.pump(), LinkState::Open);
+        assert!(link.has_to_send());
+    }
+
+    /// The test takes 3 s, because the kernel sends at most one probe a second.
+    #[test]
+    fn a_rank_that_reads_nothing_is_not_lost_while_its_host_answers() {
+        let (mut link, far) = pair();
+        link.watch(Duration::from_millis(1500));
+        let probes = TcpKeepalive::new().with_time(Duration::from_secs(1)).with_interval(Duration::from_secs(1));
+        SockRef::from(&far).set_tcp_keepalive(&probes).unwrap();
+        // `TCP_USER_TIMEOUT` would end such a connection.
+        assert_eq!(SockRef::from(&*link.socket).tcp_user_timeout().unwrap(), None);
+        fill(&mut link);
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            assert_eq!(link.pump(), LinkState::Open);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_host_that_says_nothing_is_lost() {
+        let (mut link, _far) = pair();
+        link.watch(Duration::from_millis(300));
+        // The other side's kernel sends no probes, and this kernel's probes for room are soon more
+        // than 300 ms apart.
+        fill(&mut link);
+        let end = Instant::now() + Duration::from_secs(60);
+        while link.pump() == LinkState::Open {
+            assert!(Instant::now() < end, "the link stays open");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 }

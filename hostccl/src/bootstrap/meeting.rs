@@ -196,8 +196,8 @@ impl Meeting {
         self.failure = Some(error);
     }
 
-    /// Ends the join because its id is closed. `why` is the reason, where it is known. A failure in
-    /// the segment of the id came first.
+    /// Ends the join because its id is closed. `why` is the reason, where it is known. If the id's
+    /// segment holds a failure, that failure is the reason.
     pub(super) fn close(&mut self, why: Option<Error>) {
         if self.is_busy() {
             let closed = || Error::usage("the unique id was closed before all ranks had joined");

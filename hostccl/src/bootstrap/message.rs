@@ -2,6 +2,7 @@
 //! length against the bytes that are there.
 
 use crate::blame::Blame;
+use crate::cut::cut;
 use crate::error::Error;
 use crate::process::ProcessId;
 use crate::segment::MAX_RANKS;
@@ -212,11 +213,10 @@ impl Message {
             Message::Mapped => drop(out.u8(6)),
             Message::Go => drop(out.u8(7)),
             Message::Failed(error) => {
-                let (blame, text) = (error.blame(), error.message());
-                let end = (0..=text.len().min(TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end));
+                let blame = error.blame();
                 let ranks = |ranks: &[usize]| ranks.iter().map(|rank| *rank as u32).collect::<Vec<u32>>().into_iter();
                 out.u8(8).u32(error.code() as u32).list(ranks(&blame.ranks)).list(ranks(&blame.lost));
-                out.sized(&text.as_bytes()[..end.unwrap_or(0)]);
+                out.sized(cut(error.message(), TEXT_BYTES).as_bytes());
             }
         }
         out.0

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::accepted::{Accepted, Meetings, Progress, Step};
 use super::greeting;
-use super::link::LinkState;
+use super::link::{LOOK, LinkState};
 use super::meeting::{ConnectionId, Meeting, Outgoing};
 use super::shared::{Command, SERVER, Shared, current};
 use crate::error::{Error, Result};
@@ -27,6 +27,9 @@ use crate::wire::{Token, here};
 
 /// The most connections on which no rank has registered. A newer connection closes the oldest one.
 const STRANGERS: usize = 1024;
+/// The part of the files that this process may open which such connections may take: one in
+/// `PART`. The rest is for the ranks and for the program.
+const PART: usize = 4;
 /// How long the thread accepts no connection after the process could open no more files.
 const NO_FILES_PAUSE: Duration = Duration::from_millis(50);
 /// How long the process may be unable to open files for new connections. After that, the joins that
@@ -56,9 +59,9 @@ pub(crate) fn open(token: Token, fd: &OwnedFd) -> Result<SocketAddr> {
     Ok(shared.address)
 }
 
-/// Stops serving an id. A join that is still under way fails. `why` is the reason, if a rank of this
-/// process has given the join up. It is passed here because the rank's own message may reach the
-/// thread after this command.
+/// Stops serving an id. A join that is still under way fails. `why` is the reason, if a rank of
+/// this process has given the join up. It is passed here because the rank's own message may reach
+/// the thread after this command.
 pub(crate) fn close(token: Token, why: Option<Error>) {
     let mut server = SERVER.lock();
     if let Some(shared) = current(&mut server) {
@@ -97,6 +100,13 @@ fn start() -> Result<Arc<Shared>> {
     thread::spawn("dm-join", move || server.run())
         .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
     Ok(shared)
+}
+
+/// Returns the most connections on which no rank has registered, in a process that may open `files`
+/// files; `None` where there is no limit.
+fn most_strangers(files: Option<u64>) -> usize {
+    let part = files.map_or(STRANGERS, |files| usize::try_from(files).unwrap_or(usize::MAX) / PART);
+    part.clamp(1, STRANGERS)
 }
 
 /// The state of the thread.
@@ -157,6 +167,9 @@ impl Server {
 
     /// Does the work that is due. Returns when the next work is due.
     fn tick(&mut self, now: Instant) -> Instant {
+        let silent =
+            self.peers.iter_mut().filter_map(|(connection, peer)| peer.link.is_silent().then_some(*connection));
+        silent.collect::<Vec<_>>().into_iter().for_each(|connection| self.drop_peer(connection));
         let numbers: Vec<u64> = self.meetings.keys().copied().collect();
         let mut due = now + self.idle_pause;
         for number in numbers {
@@ -168,6 +181,9 @@ impl Server {
             self.meetings.retain(|_, (_, meeting)| !meeting.is_over() && !meeting.is_spent());
         }
         self.peers.retain(|_, peer| peer.until.is_none_or(|until| now < until));
+        if !self.peers.is_empty() {
+            due = due.min(now + LOOK);
+        }
         due = self.peers.values().filter_map(|peer| peer.until).fold(due, Instant::min);
         let busy = self.meetings.values().any(|(_, meeting)| meeting.is_busy());
         self.idle_pause = if busy { IDLE_PAUSE.0 } else { (self.idle_pause * 2).min(IDLE_PAUSE.1) };
@@ -297,7 +313,8 @@ impl Server {
     /// Closes the oldest connection on which no rank has registered, where there are too many of
     /// them.
     fn make_room(&mut self) {
-        if self.peers.len() >= STRANGERS && self.peers.values().filter(|peer| peer.is_stranger()).count() >= STRANGERS {
+        let most = most_strangers(machine::files());
+        if self.peers.len() >= most && self.peers.values().filter(|peer| peer.is_stranger()).count() >= most {
             self.drop_oldest_stranger();
         }
     }
@@ -336,4 +353,9 @@ impl Server {
         }
         Ok(())
     }
+}
+
+#[test]
+fn strangers_take_a_quarter_of_the_files_at_most() {
+    assert_eq!([Some(1024), Some(1 << 20), Some(2), None].map(most_strangers), [256, 1024, 1, 1024]);
 }

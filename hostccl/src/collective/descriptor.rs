@@ -7,6 +7,7 @@ use super::call::{Call, Kind, Reduction};
 use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
+use crate::cut::{MESSAGE_BYTES, cut};
 use crate::error::{Error, Result};
 use crate::event::BESIDE;
 use crate::segment::{LINE, MAX_RANKS, SLOTS};
@@ -111,13 +112,13 @@ impl Descriptor {
         unsafe { line.cast::<Descriptor>().write(*self) };
     }
 
-    /// Ends the step in which this rank has posted the description. In a communicator of two ranks on
-    /// one host, it also hands the description and `data` to the other rank.
+    /// Ends the step in which this rank has posted the description. In a communicator of two ranks
+    /// on one host, it also hands the description and `data` to the other rank.
     #[inline]
     pub(super) fn end_step(&self, comm: &Comm, data: Small) {
         let handed_over = HandedOver { tag: self.name.tag, signature: self.signature, data };
-        // SAFETY: there are enough bytes, as asserted above. The other rank does not read them before
-        // this step has ended.
+        // SAFETY: there are enough bytes, as asserted above. The other rank does not read them
+        // before this step has ended.
         comm.end_step_handing_over(|to| unsafe { to.cast::<HandedOver>().write(handed_over) });
     }
 
@@ -227,7 +228,7 @@ struct Difference {
     /// How many ranks are to blame.
     blamed: u32,
     /// The text.
-    text: [u8; 512],
+    text: [u8; MESSAGE_BYTES],
     /// The ranks to blame.
     ranks: [u32; MAX_RANKS as usize],
 }
@@ -236,17 +237,14 @@ impl Difference {
     /// # Safety
     /// The place is writable, and nobody else touches it.
     unsafe fn write(at: *mut Difference, text: &str, blame: &Blame) {
-        let mut end = text.len().min(512);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
+        let text = cut(text, MESSAGE_BYTES);
         // SAFETY: this function's contract; the place is in shared memory, and all fields are plain
         // numbers.
         let this = unsafe { &mut *at };
-        this.text[..end].copy_from_slice(&text.as_bytes()[..end]);
+        this.text[..text.len()].copy_from_slice(text.as_bytes());
         let ranks = this.ranks.iter_mut().zip(&blame.ranks);
         ranks.for_each(|(to, rank)| *to = *rank as u32);
-        (this.length, this.blamed) = (end as u32, blame.ranks.len().min(MAX_RANKS as usize) as u32);
+        (this.length, this.blamed) = (text.len() as u32, blame.ranks.len().min(MAX_RANKS as usize) as u32);
     }
 
     /// # Safety

@@ -7,10 +7,11 @@
 //! at most one wake-up.
 //!
 //! A communicator of exactly two ranks, both on one host, has no barrier. Each rank has two words,
-//! and uses them in turn. A word holds the number of the last step that its rank has ended with that
-//! word. A rank waits until the other rank's word has the number of the step. The call's description
-//! and up to 16 bytes of data lie in the cache line of the word. So a small call moves one cache line
-//! in each direction. Scatter, and calls in which each rank has its own count, use slots here, too.
+//! and uses them in turn. A word holds the number of the last step that its rank has ended with
+//! that word. A rank waits until the other rank's word has the number of the step. The call's
+//! description and up to 16 bytes of data lie in the cache line of the word. So a small call moves
+//! one cache line in each direction. Scatter, and calls in which each rank has its own count, use
+//! slots here, too.
 //!
 //! # Pipeline
 //! A collective of `n` chunks is a pipeline of stages, one stage for each step. Chunk `i` uses the
@@ -18,9 +19,9 @@
 //! collective and the first stage of the next one share a step.
 //!
 //! A stage has two parts. The critical work comes before the rank counts itself in: the peers wait
-//! for it. The overlapped work comes after, before the rank itself waits: the rank copies out what
-//! is ready and copies the next chunk in. So a rank that shares its processor, or is late for a
-//! moment, delays nobody while there is other work to do.
+//! for it. The overlapped work comes after the rank has counted itself in, and before the rank
+//! waits: the rank copies out what is ready and copies the next chunk in. So a rank that shares its
+//! processor, or is late for a moment, delays nobody while there is other work to do.
 //!
 //! # Slots
 //! The owner of a slot of step `s` writes it after all ranks have ended step `s - 2`, and before
@@ -45,6 +46,7 @@
 //! `admission`).
 
 mod call;
+mod copy;
 mod descriptor;
 mod moves;
 mod operation;

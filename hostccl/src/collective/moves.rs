@@ -4,16 +4,17 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use hostccl_reduce::{Target, reduce, scale, stream};
+use hostccl_reduce::{Target, reduce, scale};
 
 use super::call::{Call, Kind, Reduction};
+use super::copy::{copy_own, copy_result, copy_twice};
 use super::descriptor::{Descriptor, Small};
 use super::pipeline::{Pipeline, part};
 use crate::comm::Comm;
 use crate::segment::SLOTS;
 
-/// Among at most this many ranks, the list of a small reduction's inputs is on the stack, so nothing
-/// is allocated.
+/// Among at most this many ranks, the list of a small reduction's inputs is on the stack, so
+/// nothing is allocated.
 const FEW: usize = 16;
 
 /// The arguments of a collective, how it is cut, and where its slots are.
@@ -29,8 +30,8 @@ pub(super) struct Moves {
     /// Where the inputs of a reduction lie. The list is kept, so that only the first reduction of
     /// a call allocates.
     pub(super) inputs: Vec<*const u8>,
-    /// This rank's data, where [`Pipeline::small`] says that two ranks hand their data over. It goes
-    /// out at the end of the first stage.
+    /// This rank's data, where [`Pipeline::small`] says that two ranks hand their data over. It
+    /// goes out at the end of the first stage.
     pub(super) small: Cell<Small>,
 }
 
@@ -56,6 +57,12 @@ impl Moves {
         }
     }
 
+    /// Returns the place of this rank's result at an offset in bytes. A rank that gets no result
+    /// does not write there.
+    fn result(&self, offset: usize) -> Target {
+        Target { at: self.call.recv.wrapping_add(offset), stream: self.pipeline.stream }
+    }
+
     /// Copies this rank's elements to staging memory, scaled where the reduction says so.
     unsafe fn stage_elements(&self, from: *const u8, to: *mut u8, elements: usize) {
         // SAFETY: both sides hold that many elements. They do not overlap, because one is the
@@ -64,18 +71,6 @@ impl Moves {
             match self.call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => scale(self.call.dtype, scalar, from, to, elements),
                 _ => std::ptr::copy_nonoverlapping(from, to, elements * self.element_size()),
-            }
-        }
-    }
-
-    /// Copies from staging memory to the caller's buffer.
-    unsafe fn copy_result(&self, from: *const u8, to: *mut u8, bytes: usize) {
-        // SAFETY: both sides hold that many bytes and do not overlap, as in `stage_elements`.
-        unsafe {
-            if self.pipeline.stream {
-                stream(from, to, bytes);
-            } else {
-                std::ptr::copy_nonoverlapping(from, to, bytes);
             }
         }
     }
@@ -152,7 +147,7 @@ impl Moves {
             let mine = self.slot(rank, chunk).add(own * size);
             let own_input = self.call.own_from_send().then(|| self.call.send.add((start + own) * size));
             self.gather_inputs(chunk, own * size, own_input);
-            let result = Target { at: self.call.recv.wrapping_add((start + own) * size), stream: self.pipeline.stream };
+            let result = self.result((start + own) * size);
             let targets = match self.call.kind {
                 Kind::AllReduce => &[result, Target::cached(mine)][..],
                 _ if self.is_root() => &[result],
@@ -188,8 +183,8 @@ impl Moves {
             // SAFETY: the part lies in the slot. It lies in the receive buffer, too, because the
             // chunk does.
             unsafe {
-                let to = self.call.recv.add((start + first) * size);
-                self.copy_result(self.slot(rank, chunk).add(first * size), to, elements * size);
+                let to = self.result((start + first) * size);
+                copy_result(self.slot(rank, chunk).add(first * size), to, elements * size);
             }
         }
     }
@@ -200,27 +195,23 @@ impl Moves {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);
         let pitch = self.pipeline.chunk_len * size;
-        let (send, recv) = (self.call.send, self.call.recv);
+        let send = self.call.send;
         // SAFETY: the pipeline's ranges lie in the caller's buffers and in the slots. A rank's own
-        // part of the two buffers is one memory or apart, and `copy` allows both. Only the owner
-        // writes a slot, and in a scatter only the root does.
+        // part of the two buffers is one memory or apart. Only the owner writes a slot, and in a
+        // scatter only the root does.
         unsafe {
             // Copies this rank's own data from its send buffer to its receive buffer.
             let keep = |from: usize, to: usize| {
-                let (from, to) = (send.add((from + start) * size), recv.add((to + start) * size));
-                if from != to {
-                    std::ptr::copy(from, to, length * size);
-                }
+                copy_own(send.add((from + start) * size), self.result((to + start) * size), length * size);
+            };
+            // Copies this rank's chunk to its slot and to its receive buffer.
+            let stage_and_keep = |to: usize| {
+                let own = self.result((to + start) * size);
+                copy_twice(send.add(start * size), self.slot(me, chunk), own, length * size);
             };
             match self.call.kind {
-                Kind::Broadcast if self.is_root() => {
-                    self.stage_elements(send.add(start * size), self.slot(me, chunk), length);
-                    keep(0, 0);
-                }
-                Kind::AllGather => {
-                    self.stage_elements(send.add(start * size), self.slot(me, chunk), length);
-                    keep(0, me * count);
-                }
+                Kind::Broadcast if self.is_root() => stage_and_keep(0),
+                Kind::AllGather => stage_and_keep(me * count),
                 Kind::Gather if self.is_root() => keep(0, me * count),
                 Kind::Gather => self.stage_elements(send.add(start * size), self.slot(me, chunk), length),
                 Kind::AllToAll | Kind::ReduceScatter => {
@@ -252,12 +243,11 @@ impl Moves {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);
         let pitch = self.pipeline.chunk_len * size;
-        let recv = self.call.recv;
         // SAFETY: as in `stage_outgoing`, and all ranks have ended the step in which they wrote
         // the chunk.
         unsafe {
             let copy = |from: *mut u8, to: usize| {
-                self.copy_result(from, recv.add((to + start) * size), length * size);
+                copy_result(from, self.result((to + start) * size), length * size);
             };
             let others = (1..n).map(|k| (me + k) % n);
             match self.call.kind {
@@ -269,8 +259,7 @@ impl Moves {
                 Kind::ReduceScatter if length > 0 => {
                     let own = self.call.own_from_send().then(|| self.call.send.add((me * count + start) * size));
                     self.gather_inputs(chunk, me * pitch, own);
-                    let out = Target { at: recv.add(start * size), stream: self.pipeline.stream };
-                    reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);
+                    reduce(self.call.dtype, self.call.op(), &self.inputs, &[self.result(start * size)], length);
                 }
                 _ => {}
             }

@@ -1,6 +1,7 @@
 //! A collective under way: the state machine that takes one rank through the stages.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::call::Call;
 use super::descriptor::Descriptor;
@@ -28,6 +29,8 @@ pub(crate) struct Collective {
     /// Whether the call was polled before. A failure at the first poll belongs to an earlier call.
     /// A later failure belongs to this call, even while it waits for its turn.
     has_begun: bool,
+    /// The timeout that came with the call, if one did.
+    pub(crate) call_timeout: Option<Duration>,
 }
 
 impl Collective {
@@ -55,7 +58,7 @@ impl Collective {
         let admission = Admission::new(descriptor.name);
         // SAFETY: the caller's promise.
         let work = unsafe { Stages::new(comm, call, ragged) };
-        Collective { work, descriptor, admission, waiting: false, has_begun: false }
+        Collective { work, descriptor, admission, waiting: false, has_begun: false, call_timeout: None }
     }
 
     /// The call's turn on this rank.
@@ -122,6 +125,10 @@ impl Operation for Collective {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         Some(&self.work.moves.comm)
+    }
+
+    fn call_timeout(&self) -> Option<Duration> {
+        self.call_timeout
     }
 
     /// The ranks compare their calls at the end of the first step.

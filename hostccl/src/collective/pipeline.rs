@@ -18,8 +18,8 @@ pub(super) struct Pipeline {
     pub(super) direct: bool,
     /// Whether the results are written with stores that bypass the caches.
     pub(super) stream: bool,
-    /// Whether the data is so small that two ranks hand it over with the end of the step, and use no
-    /// slots.
+    /// Whether the data is so small that two ranks hand it over with the end of the step, and use
+    /// no slots.
     pub(super) small: bool,
 }
 

@@ -20,8 +20,10 @@ mod tests;
 use hostccl_reduce::{Target, reduce, scale};
 
 use super::call::{Call, Kind, Reduction};
+use super::copy::{copy_own, copy_result};
 use crate::blame::Blame;
 use crate::blocks::Block;
+use crate::cache;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::segment::{LINE, Layout};
@@ -38,6 +40,8 @@ pub(crate) struct Ragged {
     shares: Vec<Share>,
     /// For each rank, where that rank's slot holds the data for this rank.
     sources: Vec<Share>,
+    /// Whether this rank's results are written with stores that bypass the caches.
+    stream: bool,
 }
 
 /// A part of the room in a slot.
@@ -120,7 +124,7 @@ fn share_out(counts: impl Iterator<Item = usize> + Clone, size: usize, layout: &
 impl Ragged {
     /// Returns the counts of a call that has not begun.
     pub(crate) fn new(send: Vec<Block>, recv: Vec<Block>) -> Ragged {
-        Ragged { send, recv, shares: Vec::new(), sources: Vec::new() }
+        Ragged { send, recv, shares: Vec::new(), sources: Vec::new(), stream: false }
     }
 
     /// For each rank, the block of the send buffer that goes there and the block of the receive
@@ -154,6 +158,12 @@ impl Ragged {
             Kind::AllToAllV if rank == me => 0,
             _ => count,
         });
+        // This rank does not know the others' results. Most likely they are as large as its own.
+        let results = match call.kind {
+            Kind::ReduceScatterV => self.recv[me].count,
+            _ => self.recv.iter().fold(0, |sum: usize, block| sum.saturating_add(block.count)),
+        };
+        self.stream = cache::is_too_small_for(results.saturating_mul(call.dtype.size() * comm.nranks));
         let (mut shares, chunks) = share_out(staged, call.dtype.size(), layout);
         if call.kind == Kind::AllGatherV {
             let whole = shares[0];
@@ -217,6 +227,11 @@ impl Ragged {
         }
     }
 
+    /// Returns a place in the receive buffer as a target.
+    fn result(&self, at: *mut u8) -> Target {
+        Target { at, stream: self.stream }
+    }
+
     /// Copies or scales this rank's block for itself from the send buffer to the receive buffer.
     ///
     /// # Safety
@@ -229,8 +244,7 @@ impl Ragged {
             let (from, to) = (call.send.add(from), call.recv.add(to));
             match call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => scale(call.dtype, scalar, from, to, count),
-                _ if from == to => {}
-                _ => std::ptr::copy(from, to, count * size),
+                _ => copy_own(from, self.result(to), count * size),
             }
         }
     }
@@ -308,7 +322,7 @@ impl Ragged {
                     Some(Reduction::Plain(op)) => op,
                     _ => ReduceOp::Sum,
                 };
-                let target = Target::cached(call.recv.add(first * size));
+                let target = self.result(call.recv.add(first * size));
                 return reduce(call.dtype, op, inputs, &[target], len);
             }
             if chunk == 0 {
@@ -317,7 +331,7 @@ impl Ragged {
             for rank in (1..n).map(|k| (me + k) % n) {
                 let (first, len) = self.sources[rank].chunk(chunk, self.recv[rank].count);
                 let to = call.recv.add((self.recv[rank].start + first) * size);
-                std::ptr::copy_nonoverlapping(slot(rank).add(self.sources[rank].offset), to, len * size);
+                copy_result(slot(rank).add(self.sources[rank].offset), self.result(to), len * size);
             }
         }
     }

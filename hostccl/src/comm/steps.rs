@@ -27,14 +27,15 @@ impl Comm {
     /// Ends this rank's current step. The peers see what this rank wrote in the step once all ranks
     /// have ended it.
     pub(crate) fn end_step(&self) {
-        // SAFETY: the address is that of 8 aligned bytes, which only this rank touches in this step.
+        // SAFETY: the address is that of 8 aligned bytes, which only this rank touches in this
+        // step.
         self.end_step_handing_over(|to| unsafe { to.cast::<u64>().write(0) });
     }
 
     /// Ends the step as [`end_step`](Comm::end_step) does. In a communicator of two ranks on one
     /// host, it first calls `write` with the address of the bytes that go to the other rank
-    /// ([`handed_over`](Comm::handed_over)). `write` puts 0 into the first 8 bytes if the step hands
-    /// over nothing.
+    /// ([`handed_over`](Comm::handed_over)). `write` puts 0 into the first 8 bytes if the step
+    /// hands over nothing.
     #[inline]
     pub(crate) fn end_step_handing_over(&self, write: impl FnOnce(*mut u8)) {
         let step = self.step() + 1;
@@ -54,9 +55,9 @@ impl Comm {
         self.segment.header().steps.end(step as u32, self.nranks, self.span.is_some());
     }
 
-    /// Returns the address of the [`BESIDE`](crate::event::BESIDE) bytes that `rank` hands over at the
-    /// end of a step, in a communicator of two ranks. `ended` is the number of steps that `rank` has
-    /// ended then.
+    /// Returns the address of the [`BESIDE`](crate::event::BESIDE) bytes that `rank` hands over at
+    /// the end of a step, in a communicator of two ranks. `ended` is the number of steps that
+    /// `rank` has ended then.
     #[inline]
     pub(crate) fn handed_over(&self, rank: usize, ended: u64) -> *mut u8 {
         self.segment.seat(rank).end_of(ended).beside()
@@ -74,8 +75,8 @@ impl Comm {
     /// and `None` once all have.
     pub(crate) fn step_blocked(&self) -> Option<Poll> {
         let step = self.step();
-        // With three or more ranks, the word stops at this rank's step. With two, the other rank may
-        // be one step ahead, but uses its other word for that. So a comparison for equality is
+        // With three or more ranks, the word stops at this rank's step. With two, the other rank
+        // may be one step ahead, but uses its other word for that. So a comparison for equality is
         // enough, and the 32 bits may wrap.
         let seen = self.step_event(step).value();
         (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })

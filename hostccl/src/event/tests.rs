@@ -7,6 +7,8 @@ use crate::labels::Labels;
 use crate::segment::{self, Segment};
 
 const LONG: Duration = Duration::from_secs(20);
+/// A sleep of [`LONG`] that lasts for this time has lost its wake-up.
+const LOST: Duration = Duration::from_secs(15);
 
 #[test]
 fn a_change_wakes_the_sleeper_long_before_its_time() {
@@ -26,27 +28,36 @@ fn a_change_wakes_the_sleeper_long_before_its_time() {
     assert_eq!(event.sleepers.load(Ordering::SeqCst), 0);
 }
 
+/// Sleeps, and notes in `longest` how long the sleep was, where no sleep before it was longer.
+fn timed(longest: &mut Duration, sleep: impl FnOnce()) {
+    let began = Instant::now();
+    sleep();
+    *longest = began.elapsed().max(*longest);
+}
+
 #[test]
 fn no_wake_up_is_lost_in_many_handovers() {
     let (there, back) = (Event::default(), Event::default());
+    let mut longest = [Duration::ZERO; 2];
+    let [here, elsewhere] = &mut longest;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for turn in 0..20_000 {
                 while there.value() == turn {
-                    sleep(&[Watch { event: &there, seen: turn }], None, Duration::from_secs(20));
+                    timed(elsewhere, || sleep(&[Watch { event: &there, seen: turn }], None, LONG));
                 }
                 back.set(turn + 1);
             }
         });
-        let started = Instant::now();
         for turn in 0..20_000 {
             there.set(turn + 1);
             while back.value() == turn {
-                sleep(&[Watch { event: &back, seen: turn }], None, Duration::from_secs(20));
+                timed(here, || sleep(&[Watch { event: &back, seen: turn }], None, LONG));
             }
         }
-        assert!(started.elapsed() < Duration::from_secs(15), "a sleeper waited out its slice");
     });
+    // The sum of all sleeps is long on a busy machine.
+    assert!(longest.iter().all(|longest| *longest < LOST), "a sleeper waited out its slice: {longest:?}");
 }
 
 #[test]
@@ -84,14 +95,15 @@ fn two_mappings() -> (Segment, Segment) {
 #[test]
 fn a_change_in_another_mapping_rings_the_bell_of_the_sleeper() {
     let (mine, theirs) = two_mappings();
-    let started = Instant::now();
+    let mut longest = [Duration::ZERO; 2];
+    let [here, elsewhere] = &mut longest;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for turn in 0..5_000 {
                 while theirs.channel(0, 1).head.value() == turn {
                     let head = Watch { event: &theirs.channel(0, 1).head, seen: turn };
                     let alarm = Watch { event: &theirs.header().alarm, seen: 0 };
-                    theirs.bell(1).sleep(&[head, alarm], LONG);
+                    timed(elsewhere, || theirs.bell(1).sleep(&[head, alarm], LONG));
                 }
                 theirs.channel(0, 1).tail.set(turn + 1);
             }
@@ -101,11 +113,11 @@ fn a_change_in_another_mapping_rings_the_bell_of_the_sleeper() {
             while mine.channel(0, 1).tail.value() == turn {
                 let tail = Watch { event: &mine.channel(0, 1).tail, seen: turn };
                 let alarm = Watch { event: &mine.header().alarm, seen: 0 };
-                mine.bell(0).sleep(&[alarm, tail], LONG);
+                timed(here, || mine.bell(0).sleep(&[alarm, tail], LONG));
             }
         }
     });
-    assert!(started.elapsed() < Duration::from_secs(15), "a ring was lost: {:?}", started.elapsed());
+    assert!(longest.iter().all(|longest| *longest < LOST), "a ring was lost: {longest:?}");
     assert_eq!(mine.bell(0).all.iter().map(|bell| bell.sleepers.load(Ordering::SeqCst)).sum::<u32>(), 0);
 }
 

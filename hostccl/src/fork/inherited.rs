@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// process has a lock of its own. The child's first use takes the value over, or begins with the
 /// default value where a thread held the parent's lock during the fork.
 pub(crate) struct Inherited<T> {
-    /// The lock of the process that used the value last. It is NULL before the first use. A lock that
-    /// was stored here is never freed.
+    /// The lock of the process that used the value last. It is NULL before the first use. A lock
+    /// that was stored here is never freed.
     last: AtomicPtr<Locked<T>>,
 }
 
@@ -20,8 +20,8 @@ struct Locked<T> {
     pid: u32,
     /// The value.
     value: Mutex<T>,
-    /// The lock of the process from which this one took the value over. It is kept here only so that
-    /// tools that look for leaks do not report it.
+    /// The lock of the process from which this one took the value over. It is kept here only so
+    /// that tools that look for leaks do not report it.
     _parents: *mut Locked<T>,
 }
 
@@ -45,8 +45,8 @@ impl<T: Default + Send + 'static> Inherited<T> {
         let pid = std::process::id();
         let mut last = self.last.load(Ordering::Acquire);
         loop {
-            // SAFETY: a pointer that is not NULL comes from `Box::into_raw`. What was stored is never
-            // freed.
+            // SAFETY: a pointer that is not NULL comes from `Box::into_raw`. What was stored is
+            // never freed.
             let known: Option<&'static Locked<T>> = unsafe { last.as_ref() };
             if let Some(locked) = known.filter(|locked| locked.pid == pid) {
                 return &locked.value;

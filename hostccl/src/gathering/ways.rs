@@ -7,8 +7,8 @@
 //!   The heads of these records are equal, but each host may get a payload of its own. So fewer
 //!   bytes move where the payloads are long.
 //!
-//! A host's call decides in which way the host begins. The hosts exchange their heads even if
-//! their calls differ. When a host in the ring receives a record of a direct exchange, it leaves the
+//! A host's call decides in which way the host begins. The hosts exchange their heads even if their
+//! calls differ. When a host in the ring receives a record of a direct exchange, it leaves the
 //! ring: it sends its own record to all hosts to which it has sent nothing, and waits for a record
 //! of each host from which it has none. When a host that exchanges directly receives a message of
 //! the ring, it takes the first record, which is the sender's. So each host gets all heads. A host

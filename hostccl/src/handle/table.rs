@@ -64,8 +64,8 @@ pub(crate) fn find(token: ncclComm_t) -> Result<Arc<Handle>> {
     with(token, |handle| Ok(Arc::clone(handle)))
 }
 
-/// Runs `work` with the handle of a token. The table is locked for reading meanwhile. So `work` must
-/// not wait, must not make or end a communicator, and must not look up another token.
+/// Runs `work` with the handle of a token. The table is locked for reading meanwhile. So `work`
+/// must not wait, must not make or end a communicator, and must not look up another token.
 #[inline]
 pub(crate) fn with<T>(token: ncclComm_t, work: impl FnOnce(&Arc<Handle>) -> Result<T>) -> Result<T> {
     let slots = slots().read().unwrap_or_else(PoisonError::into_inner);

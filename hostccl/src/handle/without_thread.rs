@@ -78,8 +78,8 @@ impl Place {
         drop(call);
     }
 
-    /// Drives the call until it is over or `end` has come, unless another thread drives it. The lock
-    /// is not held meanwhile, so an abort of another thread is never kept waiting by what this
+    /// Drives the call until it is over or `end` has come, unless another thread drives it. The
+    /// lock is not held meanwhile, so an abort of another thread is never kept waiting by what this
     /// thread does.
     pub(super) fn drive_until(&self, end: Instant) -> Driver {
         let mut state = self.state();

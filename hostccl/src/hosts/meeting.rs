@@ -3,8 +3,8 @@
 //! The ranks of a host post their calls and, for a small call, their data. Seat 0 waits for them,
 //! compares the calls, reduces the data, and gathers with the seats 0 of the other hosts. Then it
 //! writes the outcome into its slot, and ends the step as the last rank of its host. So all ranks
-//! know whether their calls fit together before they move larger data. With one rank on a host,
-//! nothing happens in shared memory.
+//! know whether their calls fit together before they move larger data. With one rank on a host, the
+//! meeting ends no step, because the host has nobody else to tell.
 
 use std::sync::Arc;
 

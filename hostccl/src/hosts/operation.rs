@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::broadcast::broadcast;
 use super::meeting::{Meeting, Met};
@@ -40,6 +41,8 @@ pub(crate) struct Spanning {
     /// Whether the call has begun. The call may then wait for its turn. A failure that happens
     /// while it waits counts as a failure of this call, and not of an earlier one.
     has_begun: bool,
+    /// The timeout that came with the call, if one did.
+    pub(crate) call_timeout: Option<Duration>,
 }
 
 // SAFETY: the buffers are the caller's, who promises that they are valid while the call is under
@@ -71,7 +74,17 @@ impl Spanning {
         comm.check_open()?;
         let (ragged, admission) = (ragged.map(Arc::new), Admission::new(descriptor.name));
         let is_agreed = Arc::default();
-        Ok(Spanning { flow: None, comm, call, ragged, is_agreed, descriptor, admission, has_begun: false })
+        Ok(Spanning {
+            flow: None,
+            comm,
+            call,
+            ragged,
+            is_agreed,
+            descriptor,
+            admission,
+            has_begun: false,
+            call_timeout: None,
+        })
     }
 
     /// The name under which the call is issued.
@@ -115,6 +128,10 @@ impl Operation for Spanning {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         Some(&self.comm)
+    }
+
+    fn call_timeout(&self) -> Option<Duration> {
+        self.call_timeout
     }
 
     fn is_matched(&self) -> bool {
@@ -180,7 +197,7 @@ async unsafe fn move_data(work: &Work<'_>, call: &Call, ragged: Option<&Ragged>)
         Some(ragged) => (ragged.blocks().0.to_vec(), ragged.blocks().1.to_vec()),
         None => (whole(), whole()),
     };
-    // The block that the root exchanges with each rank, and every rank with the root alone.
+    // The blocks of a rank that exchanges data with `root` alone.
     let with_root = |root: usize| -> Vec<Block> {
         (0..n).map(|other| if other == root { Block { start: 0, count } } else { none }).collect()
     };

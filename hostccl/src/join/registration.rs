@@ -22,7 +22,8 @@ use crate::token::random_token;
 use crate::types::*;
 use crate::wire::{Token, Wire, here};
 
-/// A rank that has failed more often than this to open the segment of another rank takes its own.
+/// After more than this many failed attempts to open segments of other ranks, a rank opens its own
+/// segment.
 const MOST_TRIES: usize = 64;
 
 /// How long a rank waits for the maker and for the other ranks.
@@ -164,7 +165,7 @@ impl Registration {
     }
 
     /// Ends the join for all ranks, because this rank leaves it. Where this rank has not registered
-    /// yet, this function waits for the connection to the maker, but for `longest` at most.
+    /// yet, this function waits for the connection to the maker, as [`Client::refuse`] does.
     pub(super) fn leave(&mut self, error: &Error, longest: Duration) {
         self.client.refuse(error, longest);
         self.end(error);

@@ -9,6 +9,7 @@ use crate::bootstrap::tests::{client::serve, member};
 use crate::bootstrap::{Message, Stage};
 use crate::config::Config;
 use crate::handle::Handle;
+use crate::process::ProcessId;
 use crate::setup::Init;
 
 /// Makes an id that is served at that address.
@@ -105,6 +106,19 @@ fn a_rank_that_gives_up_when_all_have_arrived_ends_the_communicator() {
     let error = second.joined().unwrap().check().unwrap_err();
     assert!(error.message().ends_with("gave up joining"), "{}", error.message());
     assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[0][..]));
+}
+
+#[test]
+fn a_rank_that_is_stopped_when_it_has_its_seat_is_not_known() {
+    let id = Id::create(Some(false)).unwrap();
+    let mut first = Join::new(Source::Id(id), 2, 0, "test".to_owned(), Arc::default());
+    first.wait_at_most(Some(SHORT));
+    assert!(first.poll().is_ok());
+    // Rank 1 does not count itself in.
+    first.joined().unwrap().segment.seat(1).take(ProcessId::current()).unwrap();
+    let error = error_of(&mut first);
+    let said = "all ranks came, but one of them did not do its part within 200 ms: it may be stopped";
+    assert_eq!((error.code(), error.message(), error.blame()), (ncclTimeout, said, &Blame::none()));
 }
 
 /// Polls rank 1 of 2 until it fails, and expects that rank 0 has given up.

@@ -1,6 +1,6 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::*;
 use crate::blame::Blame;
@@ -9,6 +9,7 @@ use crate::collective::{Call, Collective, Kind};
 use crate::comm::Comm;
 use crate::error::Error;
 use crate::hosts_of_threads::on_one_host;
+use crate::interrupt::Interrupt;
 use crate::places::Place;
 use crate::turn::Pass;
 use crate::types::{DataType, ncclRemoteError, ncclTimeout};
@@ -28,13 +29,15 @@ struct Known<'a> {
     timeout: Option<Duration>,
     /// The operation is done when the log has this entry. Until then it repeats its last answer.
     until: Option<&'a str>,
+    /// The operation is done from this time on. Until then it repeats its last answer.
+    done_from: Option<Instant>,
     log: &'a Log,
 }
 
 impl<'a> Known<'a> {
     fn new(name: &'a str, log: &'a Log, answers: impl IntoIterator<Item = Result<Poll>>) -> Option<Known<'a>> {
         let (answers, end) = (answers.into_iter().collect(), Ok(()));
-        Some(Known { name, answers, end, pass: None, comm: None, timeout: None, until: None, log })
+        Some(Known { name, answers, end, pass: None, comm: None, timeout: None, until: None, done_from: None, log })
     }
 
     /// Returns an operation that waits on a communicator, for these blockers in turn, until the log
@@ -55,8 +58,10 @@ impl Operation for Known<'_> {
     fn poll(&mut self) -> Result<Poll> {
         let pass = self.pass.as_ref().map(|pass| pass.name().tag);
         self.note(&pass.map_or("polled".to_owned(), |tag| format!("polled with the turn {tag}")));
-        if let Some(until) = self.until {
-            if self.log.borrow().iter().any(|entry| entry == until) {
+        if self.until.is_some() || self.done_from.is_some() {
+            let is_done = self.until.is_some_and(|until| self.log.borrow().iter().any(|entry| entry == until))
+                || self.done_from.is_some_and(|from| Instant::now() >= from);
+            if is_done {
                 return Ok(Poll::Done);
             }
             let answer = self.answers.pop_front().expect("there is a last answer");
@@ -228,9 +233,91 @@ fn a_call_that_first_waits_for_its_turn_has_the_time_of_its_communicator() {
     assert!(log.contains(&"patient ended".to_owned()), "{log:?}");
 }
 
-/// A call under another name has the turn for more than twice the timeout. Afterwards the ranks come
-/// one after the other. On a busy machine a thread may run some hundred milliseconds late, so the
-/// timeout is much longer than the time between the two ranks.
+/// The first call of a lane waits for its turn for longer than the timeout, and is done at the poll
+/// after that. The call behind it has its whole time.
+#[test]
+fn a_call_behind_one_that_waited_long_for_its_turn_has_its_whole_time() {
+    let (log, comm, timeout) = (Log::default(), alone(), Duration::from_millis(500));
+    let done_from = Instant::now() + Duration::from_millis(600);
+    let mut first = Known::waiting("first", &log, &comm, &[Blocker::Turn], "never");
+    first.done_from = Some(done_from);
+    let mut second = Known::waiting("second", &log, &comm, &[Blocker::Arrivals], "never");
+    second.timeout = Some(timeout);
+    let (outcome, _) = run(&log, vec![vec![Some(first), Some(second)]]);
+    let error = outcome.unwrap_err();
+    assert_eq!(error.code(), ncclTimeout);
+    assert!(error.message().starts_with("second: "), "{}", error.message());
+    assert!(done_from.elapsed() >= timeout, "the second call had only {:?}", done_from.elapsed());
+}
+
+/// In a lane that goes on after a failure, the call behind one that has used up its time has its
+/// whole time.
+#[test]
+fn a_call_behind_one_that_has_failed_has_its_whole_time() {
+    let (log, comm, other, timeout) = (Log::default(), alone(), alone(), Duration::from_millis(200));
+    let began = Instant::now();
+    let calls = [("first", &comm), ("second", &other)].map(|(name, comm)| {
+        let mut call = Known::waiting(name, &log, comm, &[Blocker::Arrivals], "never");
+        call.timeout = Some(timeout);
+        Some(call)
+    });
+    let [mut first, mut second] = calls;
+    let mut lane = Lane::new(&mut first).going_on_after_failure();
+    lane.push(&mut second);
+    let error = run_all(&mut vec![lane]).unwrap_err();
+    assert!(error.message().starts_with("first: "), "{}", error.message());
+    assert!(began.elapsed() >= 2 * timeout, "both calls together had only {:?}", began.elapsed());
+}
+
+/// A call of two steps.
+struct TwoSteps<'a>(&'a Arc<Comm>);
+
+impl Operation for TwoSteps<'_> {
+    fn poll(&mut self) -> Result<Poll> {
+        loop {
+            match (self.0.step_blocked(), self.0.step()) {
+                (Some(blocked), _) => return Ok(blocked),
+                (None, 2) => return Ok(Poll::Done),
+                (None, _) => self.0.end_step(),
+            }
+        }
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        Some(self.0)
+    }
+
+    fn describe(&self) -> String {
+        "two steps".to_owned()
+    }
+}
+
+/// The other rank ends the first step when this rank has already seen that its time is up: the
+/// thread asks the interrupt just before it fails.
+#[test]
+fn a_call_that_continues_at_the_last_moment_has_its_whole_time_again() {
+    let [comm, other] = <[_; 2]>::try_from(on_one_host(2, 2)).unwrap();
+    let timeout = Duration::from_millis(250);
+    comm.set_timeout(250);
+    let continued = Arc::new(OnceLock::new());
+    let first_asked = continued.clone();
+    comm.set_interrupt(Interrupt::new(Arc::new(move || {
+        first_asked.get_or_init(|| {
+            other.end_step();
+            Instant::now()
+        });
+        None
+    })));
+    let error = super::run(&mut TwoSteps(&comm)).unwrap_err();
+    assert_eq!(error.code(), ncclTimeout);
+    assert!(error.message().ends_with("rank 1 did not come within 250 ms"), "{}", error.message());
+    let had = continued.get().expect("the thread asks").elapsed();
+    assert!(had >= timeout, "the second step had only {had:?}");
+}
+
+/// A call under another name has the turn for more than twice the timeout. Afterwards the ranks
+/// come one after the other. On a busy machine a thread may run some hundred milliseconds late, so
+/// the timeout is much longer than the time between the two ranks.
 #[test]
 fn a_call_behind_a_long_one_under_another_name_has_its_time_afterwards() {
     let ends = on_one_host(2, 2);

@@ -24,8 +24,8 @@ struct ThisCall {
     number: Cell<u64>,
     /// Whether the beginning of the call has a time.
     is_timed: Cell<bool>,
-    /// When the thread has last looked at the clock in the call, in ticks; 0 where it has not, or
-    /// where the call is not brief.
+    /// When the thread last read the clock in this call, in ticks. It is 0 before the first reading
+    /// and after a sleep. A call that is not brief has no reading before the end of its first wait.
     looked: Cell<u64>,
     /// Whether a call has waited for another rank since the last [`take_wait`].
     wait: Cell<Wait>,

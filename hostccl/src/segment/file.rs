@@ -19,7 +19,10 @@ use crate::types::ncclSystemError;
 
 /// The version of the layout. The version changes with the layout, so that ranks with different
 /// versions of the library refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 15;
+pub(crate) const LAYOUT_VERSION: u32 = 16;
+/// Where the version of the layout lies in a segment, in bytes.
+#[cfg(test)]
+pub(crate) const VERSION_AT: usize = offset_of!(Header, version);
 /// The first bytes of a segment, which tell a segment from another file.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 /// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.

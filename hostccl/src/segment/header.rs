@@ -3,6 +3,7 @@
 
 use super::steps::Steps;
 use crate::blame::Blame;
+use crate::cut::{MESSAGE_BYTES, cut};
 use crate::error::Error;
 use crate::event::{BELLS, Event};
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -24,8 +25,8 @@ pub(crate) struct Header {
     pub(super) differ: RankBits,
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
-    /// In a segment made by a split: how many ranks the parent has on the machine where it has
-    /// most. 0 in other segments. See [`Layout::split`](super::Layout::split).
+    /// In a segment made by a split: the number `among` of [`Layout::split`](super::Layout::split).
+    /// 0 in other segments.
     pub(super) among: u32,
     /// In the segment of a unique id, 1 means that the ranks have to leave the segment and
     /// register with the id's maker, and 2 means that the communicator which they made in this way
@@ -44,9 +45,9 @@ pub(crate) struct Header {
     pub(crate) steps: Steps,
     /// Changes when a rank has one more call in its [`Seat::wanted`].
     pub(crate) wants: Event,
-    /// The last step in which rank 0 has decided which name goes first.
+    /// The last step in which seat 0 of this host has decided which name goes first.
     pub(crate) verdict: Event,
-    /// The tag of the name that rank 0 has decided on. This tag is set before `verdict`.
+    /// The tag of the name that seat 0 has decided on. This tag is set before `verdict`.
     pub(crate) verdict_tag: AtomicU64,
     /// How many ranks have freed their communicators.
     pub(crate) departures: AtomicU32,
@@ -66,8 +67,8 @@ pub(crate) struct Failure {
     ranks: RankBits,
     /// The ranks to blame whose processes have ended, as bits.
     lost: RankBits,
-    /// The message.
-    text: Text<64>,
+    /// The message. It is cut where it has more than [`MESSAGE_BYTES`] bytes.
+    text: Text<{ MESSAGE_BYTES / 8 }>,
     /// The call that was under way on the rank that wrote the failure down; empty when there was
     /// none.
     call: Text<40>,
@@ -112,18 +113,15 @@ impl<const WORDS: usize> Default for Text<WORDS> {
 }
 
 impl<const WORDS: usize> Text<WORDS> {
-    /// Keeps as much of `text` as there is room for.
+    /// Keeps as much of `text` as there is room for. A text that is cut ends with an ellipsis.
     fn set(&self, text: &str) {
-        let mut end = text.len().min(WORDS * 8);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        for (word, bytes) in self.words.iter().zip(text.as_bytes()[..end].chunks(8)) {
+        let kept = cut(text, WORDS * 8);
+        for (word, bytes) in self.words.iter().zip(kept.as_bytes().chunks(8)) {
             let mut padded = [0; 8];
             padded[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
         }
-        self.length.store(end as u32, Ordering::Relaxed);
+        self.length.store(kept.len() as u32, Ordering::Relaxed);
     }
 
     fn get(&self) -> String {
@@ -136,10 +134,10 @@ impl<const WORDS: usize> Text<WORDS> {
 }
 
 impl Failure {
-    /// Records a failure unless there is one.
-    fn set(&self, code: ncclResult_t, blame: &Blame, message: &str, call: &str) {
+    /// Records a failure unless there is one. Returns whether it has recorded this failure.
+    fn set(&self, code: ncclResult_t, blame: &Blame, message: &str, call: &str) -> bool {
         if !self.begin() {
-            return;
+            return false;
         }
         self.text.set(message);
         self.call.set(call);
@@ -147,6 +145,7 @@ impl Failure {
         self.ranks.set(&blame.ranks);
         self.lost.set(&blame.lost);
         self.state.store(2, Ordering::Release);
+        true
     }
 
     /// Claims the right to write the failure. Returns whether the caller has the right; otherwise
@@ -200,13 +199,15 @@ impl Header {
     }
 
     /// Ends the segment for every rank, unless an earlier failure has ended it. `call` describes
-    /// the call in which this rank met the failure; it is empty outside of a call.
-    pub(crate) fn fail(&self, code: ncclResult_t, blame: &Blame, message: &str, call: &str) {
-        self.failure.set(code, blame, message, call);
+    /// the call in which this rank met the failure; it is empty outside of a call. Returns whether
+    /// this failure has ended the segment. The other ranks then read its message, which may be cut.
+    pub(crate) fn fail(&self, code: ncclResult_t, blame: &Blame, message: &str, call: &str) -> bool {
+        let is_first = self.failure.set(code, blame, message, call);
         self.alarm.set(1);
         self.arrived.wake();
         self.steps.ended.wake();
         self.wants.wake();
         self.verdict.wake();
+        is_first
     }
 }

@@ -59,8 +59,9 @@ impl Layout {
         Layout::split(nranks, 0)
     }
 
-    /// Returns the layout for a communicator of `nranks` ranks, whose parent was split and has at
-    /// least `among` ranks on this machine. `among` is 0 where there is no parent.
+    /// Returns the layout for a communicator of `nranks` ranks. `among` is the largest number of
+    /// ranks that the parent, or a communicator from which the parent was made, has on one host. It
+    /// is 0 where there is no parent.
     ///
     /// All parts of a split may be in use at the same time, and they share the processors' cache.
     /// So the slots of all parts together take about as much memory as the slots of their parent.

@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::channel::Channel;
 use self::file::Mapping;
+#[cfg(test)]
+pub(crate) use self::file::VERSION_AT;
 pub(crate) use self::file::{LAYOUT_VERSION, create, create_split, open};
 pub(crate) use self::header::Header;
 use self::header::RankBits;
@@ -137,9 +139,9 @@ impl Segment {
         // The segment's creator wrote `among` before any other rank could see the segment.
         let layout = Layout::split(nranks, file::among(fd)?);
         let map_whole = || Mapping::new(fd.as_raw_fd(), layout.total);
-        // A rank maps the whole segment at once, unless it comes before the file has its size. POSIX
-        // does not say what a mapping beyond the end of a file shows when the file grows. qemu-user
-        // puts other memory there where its pages are larger than the kernel's.
+        // A rank maps the whole segment at once, unless it comes before the file has its size.
+        // POSIX does not say what a mapping beyond the end of a file shows when the file grows.
+        // qemu-user puts other memory there where its pages are larger than the kernel's.
         let (whole, refused) = match file::has(fd, layout.total)? {
             false => (None, None),
             true => match map_whole() {
@@ -187,8 +189,8 @@ impl Segment {
         }
     }
 
-    /// The number of ranks by which the split that made this segment has sized the slots; 0 where no
-    /// split made it. Equal on all hosts of a communicator. See [`Layout::split`].
+    /// The number `among` of [`Layout::split`], by which a split sizes the slots of this segment. 0
+    /// where no split made it. Equal on all hosts of a communicator.
     pub(crate) fn among(&self) -> u32 {
         self.header().among
     }

@@ -77,21 +77,25 @@ impl Seat {
 }
 
 /// A new segment, which the rank of this seat holds open for the ranks that shrink the
-/// communicator together with that rank.
+/// communicator together with that rank; or that rank's refusal to shrink it with them.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct Offer {
-    /// The segment's descriptor in the rank's process.
+    /// The segment's descriptor in the rank's process. A negative value is a refusal: its absolute
+    /// value is the code of the error that keeps the rank from joining a new segment.
     fd: AtomicI32,
     /// The checksum of the set of excluded ranks; 0 when the rank holds the segment open no
     /// longer.
     pub(crate) digest: AtomicU64,
-    /// The segment's token.
+    /// The segment's token. In a refusal, the first word is the number of the refused attempt.
     token: [AtomicU64; 2],
-    /// Twice the number of such segments that this rank has made. The number is odd while the rank
-    /// writes the next offer.
+    /// Twice the number of such segments and refusals that this rank has written. The number is odd
+    /// while the rank writes the next one.
     pub(crate) number: Event,
 }
+
+/// A number that no offer has, because it is odd.
+const NOT_TAKEN: u32 = 1;
 
 impl Offer {
     /// Offers a segment. Only the rank of this seat calls this.
@@ -108,8 +112,25 @@ impl Offer {
         self.number.set(number.wrapping_add(2));
     }
 
-    /// Returns the number, descriptor and token of the offered segment. Returns `None` where the
-    /// offer has the number `taken`, is for another set of ranks, or changes at this moment.
+    /// Says that the rank of this seat cannot join the other ranks in its attempt of this number,
+    /// because of an error with this code. This needs no descriptor. Only the rank of this seat
+    /// calls this.
+    pub(crate) fn refuse(&self, digest: u64, attempt: u64, code: i32) {
+        let mut token = [0; 16];
+        token[..8].copy_from_slice(&attempt.to_ne_bytes());
+        self.write(digest, -code.max(1), token);
+    }
+
+    /// Returns the number of the attempt that the rank of this seat has refused, and the code of
+    /// the error. Returns `None` where there is no refusal, and where [`read`](Offer::read) would.
+    pub(crate) fn refusal(&self, digest: u64) -> Option<(u64, i32)> {
+        let (_, fd, token) = self.read(NOT_TAKEN, digest)?;
+        (fd < 0).then(|| (u64::from_ne_bytes(token[..8].try_into().expect("eight bytes")), -fd))
+    }
+
+    /// Returns the number, descriptor and token of the offered segment. The descriptor is negative
+    /// where the rank refuses. Returns `None` where the offer has the number `taken`, is for
+    /// another set of ranks, or changes at this moment.
     pub(crate) fn read(&self, taken: u32, digest: u64) -> Option<(u32, i32, [u8; 16])> {
         let number = self.number.value();
         if number == taken || number % 2 == 1 || self.digest.load(Ordering::Relaxed) != digest {
@@ -150,5 +171,14 @@ mod tests {
             }
         });
         assert_eq!(offer.read(2 * OFFERS as u32, 0), None, "the offer is taken");
+    }
+
+    #[test]
+    fn a_refusal_is_taken_once_and_hides_the_offer_before_it() {
+        let offer = Offer::default();
+        offer.write(1, 5, [5; 16]);
+        assert_eq!(offer.refusal(1), None);
+        offer.refuse(1, 7, 2);
+        assert_eq!((offer.refusal(1), offer.refusal(2)), (Some((7, 2)), None));
     }
 }

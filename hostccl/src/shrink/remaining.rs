@@ -39,8 +39,9 @@ pub(super) struct Remaining {
     pub(super) join: Option<Join>,
     /// Whether the shrink ends the calls that are under way on the parent when it begins.
     abort: bool,
-    /// Whether the shrink has begun.
-    has_begun: bool,
+    /// The number of this attempt among this rank's shrinks that exclude these ranks; 0 before it
+    /// has begun.
+    attempt: u64,
 }
 
 impl Remaining {
@@ -70,18 +71,33 @@ impl Remaining {
         }
         let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
         let (digest, members) = (checksum(&bytes).max(1), (0..nranks).filter(|rank| !out[*rank]).collect());
-        Ok(Remaining { parent, name, aborted, digest, members, segment: None, join: None, abort, has_begun: false })
+        let remaining =
+            Remaining { parent, name, aborted, digest, members, segment: None, join: None, abort, attempt: 0 };
+        // An earlier attempt that excluded the same ranks may have left its failure for the other
+        // ranks. A rank that has not read it must not take it for the failure of this attempt. A
+        // refusal has the number of its attempt, so it stays.
+        remaining.take_back_offer();
+        Ok(remaining)
     }
 
-    /// Begins the shrink, unless it has begun: ends the calls that are under way on the parent, if
-    /// that is to be done. A group begins its calls at its end, so a group that performs nothing
-    /// ends nothing. Returns whether the shrink had not begun.
+    /// Begins the shrink, unless it has begun. With `abort`, ends the calls that are under way on
+    /// the parent. `new` does not do so, because a group may fail before it begins its calls.
+    /// Returns whether the shrink had not begun.
     pub(super) fn begin(&mut self) -> bool {
-        let begins = !std::mem::replace(&mut self.has_begun, true);
+        let begins = self.take_number();
         if begins && self.abort {
             self.parent.end_calls("shrinks");
         }
         begins
+    }
+
+    /// Takes the number of this attempt. Returns whether the attempt had none.
+    fn take_number(&mut self) -> bool {
+        let has_none = self.attempt == 0;
+        if has_none {
+            self.attempt = self.parent.next_shrink(self.digest);
+        }
+        has_none
     }
 
     /// Returns the number of a rank of the parent in the new communicator.
@@ -108,25 +124,92 @@ impl Remaining {
         Ok((raw, token))
     }
 
-    /// Closes this rank's descriptor of the segment, and takes back the offer, so that a rank that
-    /// calls the shrink later does not look for the segment. Does nothing the second time, when the
-    /// offer may be that of the next shrink.
+    /// Whether `error`, which ends this rank's shrink, is known to this rank alone: the operating
+    /// system has refused something, or the error blames no rank. Other ranks may blame this rank
+    /// too, because it came too late, and they know that. An abort is known, and so is a failure of
+    /// a rank that has joined the new communicator.
+    pub(super) fn is_own(&self, error: &Error) -> bool {
+        let me = self.parent.whole().0;
+        let is_own = match &error.blame().ranks[..] {
+            [] => true,
+            blamed => error.code() == ncclSystemError && blamed == [me],
+        };
+        is_own && self.joined().is_none() && self.check_aborted().is_ok()
+    }
+
+    /// Tells the other remaining ranks of this host that this rank cannot join them because of an
+    /// error with this code. The refusal lies in the memory of the parent, so a process that can
+    /// open no more files can still write it. The refusal takes the place of this rank's offer, and
+    /// stays until this rank's next offer. A rank that makes this attempt later reads it, too.
+    pub(super) fn refuse(&mut self, code: ncclResult_t) {
+        self.take_number();
+        self.offer(self.parent.rank).refuse(self.digest, self.attempt, code);
+    }
+
+    /// Fails when the rank with that seat has refused to join in this attempt, or in a later one,
+    /// where that rank has left this attempt before this rank. Refusals of earlier attempts count
+    /// no more. Only the rank that has refused knows the reason.
+    fn check_refusal(&self, seat: usize) -> Result<()> {
+        let Some((attempt, code)) = self.offer(seat).refusal(self.digest) else { return Ok(()) };
+        if seat == self.parent.rank || attempt < self.attempt {
+            return Ok(());
+        }
+        let message =
+            format!("{} could not join the new communicator: its error has the reason", self.parent.describe(seat));
+        Err(Error::new(code, message).by(self.parent.whole_blame(Blame::of([seat]))))
+    }
+
+    /// The seat of a rank of the parent on this host; `None` where the rank is on another host.
+    fn seat_of(&self, rank: usize) -> Option<usize> {
+        self.parent.span.as_ref().map_or(Some(rank), |span| span.seat_of(rank))
+    }
+
+    /// Fails when a remaining rank of this host has refused to join, and when a remaining rank of
+    /// any host has left the parent or died.
+    pub(super) fn check_members(&self) -> Result<()> {
+        self.members.iter().filter_map(|rank| self.seat_of(*rank)).try_for_each(|seat| self.check_refusal(seat))?;
+        self.lost_member().map_or(Ok(()), Err)
+    }
+
+    /// Ends this rank's part of the shrink. Closes its descriptor of the segment, and takes back
+    /// the offer, so that a rank that calls the shrink later does not look for the segment. A
+    /// refusal stays. Does nothing the second time, when the offer may be that of the next shrink.
     pub(super) fn withdraw(&mut self) {
         if self.segment.take().is_some() {
-            self.offer(self.parent.rank).digest.store(0, Ordering::Relaxed);
+            self.take_back_offer();
         }
     }
 
+    /// Takes back what this rank offers to these remaining ranks. A refusal stays.
+    fn take_back_offer(&self) {
+        let own = self.offer(self.parent.rank);
+        if own.digest.load(Ordering::Relaxed) == self.digest && own.refusal(self.digest).is_none() {
+            own.digest.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes another version into this rank's new segment, so that ranks which open it later
+    /// refuse it.
+    #[cfg(test)]
+    pub(super) fn spoil_segment(&self) {
+        use std::os::unix::fs::FileExt;
+        let fd = self.segment.as_ref().unwrap().try_clone().unwrap();
+        std::fs::File::from(fd).write_all_at(&[0; 4], segment::VERSION_AT as u64).unwrap();
+    }
+
     /// Returns the segment that the rank with that seat offers to these remaining ranks. Returns
-    /// `None` while there is no such offer, or only one that this rank has taken before.
+    /// `None` while there is no such offer, or only one that this rank has taken before. Fails when
+    /// that rank refuses to join.
     ///
     /// The rank with that seat makes its next segment for these ranks only after all of them have
     /// taken the present segment. In between, that rank may make segments for other sets of ranks.
-    pub(super) fn find_segment(&self, seat: usize) -> Option<(RawFd, [u8; 16])> {
+    pub(super) fn find_segment(&self, seat: usize) -> Result<Option<(RawFd, [u8; 16])>> {
+        self.check_refusal(seat)?;
         let taken = self.parent.segment_taken(seat);
-        let (number, fd, token) = self.offer(seat).read(taken.load(Ordering::Relaxed), self.digest)?;
+        let offered = self.offer(seat).read(taken.load(Ordering::Relaxed), self.digest);
+        let Some((number, fd, token)) = offered.filter(|(_, fd, _)| *fd >= 0) else { return Ok(None) };
         taken.store(number, Ordering::Relaxed);
-        Some((fd, token))
+        Ok(Some((fd, token)))
     }
 
     /// Returns this rank's join of the new communicator.
@@ -148,21 +231,29 @@ impl Remaining {
     }
 
     /// Returns an error of this rank as the other ranks should read it. After an abort, that error
-    /// says that this rank aborted, because the others did not.
+    /// says that this rank aborted, because the others did not. An error that
+    /// only this rank knows, and that blames no rank, blames this rank in the returned form.
     pub(super) fn for_others(&self, error: &Error) -> Error {
+        let me = || Blame::of([self.parent.whole().0]);
         match self.check_aborted() {
+            Ok(()) if error.blame().ranks.is_empty() && self.is_own(error) => {
+                let message = format!("{}: {}", self.parent.describe(self.parent.rank), error.message());
+                Error::new(error.code(), message).by(me())
+            }
             Ok(()) => error.clone(),
-            Err(_) => Error::new(ncclRemoteError, self.parent.told_of_abort()).by(Blame::of([self.parent.whole().0])),
+            Err(_) => Error::new(ncclRemoteError, self.parent.told_of_abort()).by(me()),
         }
     }
 
     /// Fails when this rank has aborted the parent, and when a member that has not joined the new
-    /// communicator has left the parent or died. The new communicator cannot know either.
+    /// communicator has refused to join, has left the parent or died. The new communicator notices
+    /// none of these events.
     pub(super) fn check_missing_members(&self) -> Result<()> {
         self.check_aborted()?;
         let Some(child) = self.joined() else { return Ok(()) };
         let missing =
             || child.missing(Blocker::Arrivals).into_iter().filter_map(|rank| self.members.get(rank).copied());
+        missing().filter_map(|rank| self.seat_of(rank)).try_for_each(|seat| self.check_refusal(seat))?;
         match self.parent.first_lost(&missing().collect::<Vec<_>>()) {
             // Between the two checks the member may have joined, and may then have left the parent.
             Some((member, error)) if missing().any(|missing| missing == member) => Err(error),
@@ -201,8 +292,7 @@ impl Remaining {
 
     /// Returns the error of a shrink that these ranks of the parent did not join in time.
     pub(super) fn did_not_come(&self, missing: Vec<usize>) -> Error {
-        let limit = self.limit().as_millis();
-        let message = format!("{} did not come within {limit} ms", self.parent.labels.ranks(&missing));
+        let message = self.parent.did_not_come(&missing, self.limit().as_millis());
         Error::new(ncclTimeout, message).by(Blame::of(missing))
     }
 

@@ -19,7 +19,7 @@ mod letter;
 mod tests;
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -93,13 +93,6 @@ impl SpanShrink {
         aborted: Arc<AtomicBool>,
     ) -> Result<SpanShrink> {
         let remaining = Remaining::new(parent, excluded, abort, name, aborted)?;
-        // An earlier attempt that excluded the same ranks may have left its failure for the
-        // followers. A follower that has not read that failure must not take it for the failure of
-        // this attempt.
-        let left = &remaining.offer(remaining.parent.rank).digest;
-        if left.load(Ordering::Relaxed) == remaining.digest {
-            left.store(0, Ordering::Relaxed);
-        }
         let span = span_of(&remaining.parent);
         let is_member = |rank: &&usize| remaining.new_rank(**rank).is_some();
         let mut first: Vec<usize> = span.hosts.iter().filter_map(|host| host.iter().find(is_member)).copied().collect();
@@ -138,7 +131,7 @@ impl SpanShrink {
     /// whether there is one.
     fn find_segment(&mut self) -> Result<bool> {
         let Some(seat) = self.span().seat_of(self.leader()) else { return Ok(false) };
-        let Some((fd, token)) = self.remaining.find_segment(seat) else { return Ok(false) };
+        let Some((fd, token)) = self.remaining.find_segment(seat)? else { return Ok(false) };
         let Some(owner) = self.remaining.parent.segment.process(seat) else { return Ok(false) };
         // The leader may have given up this segment meanwhile. In that case the leader offers
         // another segment later.
@@ -190,7 +183,7 @@ impl SpanShrink {
                 // The ranks of the new communicator may leave the parent now, so only the new
                 // communicator is checked.
                 Some(child) => child.check_peers(None, &String::new).map_err(|error| remaining.in_parent(error))?,
-                None => remaining.lost_member().map_or(Ok(()), Err)?,
+                None => remaining.check_members()?,
             }
         }
         let more = if self.is_leader() { Duration::ZERO } else { AFTER_LEADER };
@@ -202,22 +195,40 @@ impl SpanShrink {
 
     /// Tells the other ranks that the shrink has failed. `error` has the parent's ranks.
     fn tell(&mut self, error: &Error) {
+        let is_own = self.remaining.is_own(error);
+        self.tell_as(error, is_own);
+    }
+
+    /// Does what [`tell`](SpanShrink::tell) does. `is_own` says whether only this rank knows of the
+    /// failure.
+    fn tell_as(&mut self, error: &Error, is_own: bool) {
         let error = &self.remaining.for_others(error);
         self.leaders.tell(error);
         let blame = self.remaining.blame_in_child(error);
         if let Some(child) = self.joined() {
             child.fail_whole(error.code(), blame, error.message(), "");
-        } else if self.is_leader() && self.remaining.segment.is_none() {
-            // The other ranks of this host read the reason in the segment for which they wait.
-            let Ok((token, fd)) = random_token().and_then(|token| Ok((token, segment::create(token)?))) else { return };
-            if let Ok(lobby) = Lobby::of(&fd) {
-                lobby.fail(&error.clone().by(blame));
-            }
-            let offer = self.remaining.offer(self.remaining.parent.rank);
-            offer.write(self.remaining.digest, fd.as_raw_fd(), token);
-            let mut kept = self.span().kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.insert(self.remaining.digest, Private::of(fd));
+            return;
         }
+        // The other ranks of this host look for a segment in the leader's seat. They read the
+        // reason in that segment. Where the leader can make no segment for the reason, or has
+        // offered one that it cannot join, they read its refusal.
+        let offers_reason = self.is_leader() && self.remaining.segment.is_none();
+        let is_offered = offers_reason && self.offer_reason(&error.clone().by(blame)).is_ok();
+        if !is_offered && (is_own || offers_reason) {
+            self.remaining.refuse(error.code());
+        }
+    }
+
+    /// Offers a segment in which the other ranks of this host read `error`.
+    fn offer_reason(&self, error: &Error) -> Result<()> {
+        let token = random_token()?;
+        let fd = segment::create(token)?;
+        Lobby::of(&fd)?.fail(error);
+        let offer = self.remaining.offer(self.remaining.parent.rank);
+        offer.write(self.remaining.digest, fd.as_raw_fd(), token);
+        let mut kept = self.span().kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(self.remaining.digest, Private::of(fd));
+        Ok(())
     }
 
     /// Tells the other ranks that this rank gives the shrink up, if they wait for this rank.
@@ -225,12 +236,13 @@ impl SpanShrink {
         if std::mem::take(&mut self.is_awaited) {
             let remaining = &self.remaining;
             let failure = remaining.joined().and_then(|child| child.check().err());
+            let is_own = remaining.joined().is_none() && remaining.check_aborted().is_ok();
             let error = failure.map(|error| remaining.in_parent(error)).unwrap_or_else(|| {
                 let parent = &remaining.parent;
                 let message = format!("{} gave up shrinking", parent.describe(parent.rank));
                 Error::new(ncclRemoteError, message).by(Blame::of([parent.whole().0]))
             });
-            self.tell(&error);
+            self.tell_as(&error, is_own);
         }
     }
 
@@ -272,7 +284,7 @@ impl SpanShrink {
         self.span().wire.progress();
         match self.check() {
             Ok(()) => Ok(Poll::Outside),
-            // The rank that has ended may have told this rank before that all ranks have joined.
+            // The lost rank may have told this rank, before it ended, that all ranks have joined.
             Err(error) if self.stage == Stage::Confirming => match self.confirm() {
                 Ok(true) => Ok(Poll::Done),
                 _ => Err(error),
@@ -321,6 +333,11 @@ impl ChildOperation for SpanShrink {
     fn withdraw(&mut self) {
         self.leave();
         self.remaining.withdraw();
+    }
+
+    fn refuse(&mut self, error: &Error) {
+        // The leader of this host tells the other hosts.
+        self.remaining.refuse(error.code());
     }
 }
 

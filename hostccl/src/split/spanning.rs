@@ -9,7 +9,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{ColorAndKey, members};
 use crate::blame::Blame;
@@ -207,6 +207,24 @@ impl SpanSplit {
         self.parent.fail_whole(error.code(), blame, &message, &self.describe())
     }
 
+    /// Ends the new communicator, because this rank's split has failed or is given up. The other
+    /// ranks may have finished their splits, and may already wait for this rank in the new
+    /// communicator. `error` has the parent's ranks. `None` where the split is given up.
+    fn end_child(&self, error: Option<&Error>) {
+        let (Stage::Joining(join) | Stage::Confirming(_, join)) = &self.stage else { return };
+        let Some(child) = join.as_ref().and_then(|join| join.joined()) else { return };
+        let me = self.parent.whole().0;
+        let own = |message: String| Error::new(ncclRemoteError, message).by(Blame::of([me]));
+        let is_aborted = self.aborted.load(Ordering::Acquire) || self.parent.check_aborted().is_err();
+        let error = match error.cloned().or_else(|| self.parent.check().err()) {
+            _ if is_aborted => own(self.parent.told_of_abort()),
+            Some(error) => error,
+            None => own(format!("{} gave up a split", self.parent.describe(self.parent.rank))),
+        };
+        let blame = error.blame().renumbered(|rank| self.members.iter().position(|member| *member == rank));
+        child.fail_whole(error.code(), blame, error.message(), "");
+    }
+
     fn join(&self) -> Option<&Join> {
         match &self.stage {
             Stage::Gathering(_) => None,
@@ -319,12 +337,16 @@ impl ChildOperation for SpanSplit {
     fn child_failed(&mut self, error: Error) -> Error {
         self.fail(&self.for_parent(error))
     }
+
+    fn withdraw(&mut self) {
+        self.end_child(None);
+    }
 }
 
 impl Operation for SpanSplit {
     fn poll(&mut self) -> Result<Poll> {
         loop {
-            let polled = self.advance()?;
+            let polled = self.advance().inspect_err(|error| self.end_child(Some(error)))?;
             if polled != Poll::Done || matches!(self.stage, Stage::Over(_)) {
                 return Ok(polled);
             }
@@ -364,6 +386,7 @@ impl Drop for SpanSplit {
             // A failure of the parent has been reported already.
             let _ = gather.pass().leave(&self.parent);
         }
+        self.end_child(None);
     }
 }
 

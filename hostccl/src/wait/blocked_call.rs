@@ -22,6 +22,8 @@ pub(crate) struct BlockedCall<'a> {
     pub(crate) seen: u32,
     /// The reason why the call is blocked.
     pub(crate) blocker: Blocker,
+    /// The timeout that came with the call, if one did.
+    pub(crate) call_timeout: Option<Duration>,
     /// How long the call may wait without progress, if the call's handle sets a timeout.
     pub(crate) timeout: Option<Duration>,
     /// How long the call may wait without progress, if nothing else sets a timeout.
@@ -106,6 +108,9 @@ impl BlockedCall<'_> {
     pub(super) fn limit(&self) -> Option<Duration> {
         if !self.has_deadline() {
             return None;
+        }
+        if self.call_timeout.is_some() {
+            return self.call_timeout;
         }
         let of_comm = self.comm_timeout.get().unwrap_or_else(|| self.comm.timeout());
         self.comm_timeout.set(Some(of_comm));

@@ -122,7 +122,8 @@ mod tests {
     fn all_time_counts_once_the_other_ranks_have_made_the_call() {
         let time = OwnTime::default();
         assert!(!time.note(Blocker::Turn, false) && time.is_contested());
-        // The call gets its turn as the last one, so it is matched at the next look.
+        // The call gets its turn after those of the other ranks, and waits for them once more. So
+        // it is matched at the next look.
         assert!(time.note(Blocker::Step(5), true));
         time.restart();
         assert!(!time.note(Blocker::Step(6), true));

@@ -62,7 +62,8 @@ pub(crate) type Token = [u8; 16];
 pub(crate) struct Tag {
     /// The communicator's number, which is random and equal on all of its ranks.
     pub(crate) comm: u64,
-    /// The stream: 0 for collectives, or the tag of the name under which a message is sent.
+    /// The stream: 0 or `NO_TAG` for collectives, the tag of the name for a message, and a number
+    /// made from the excluded ranks for the letters of a shrink.
     pub(crate) stream: u64,
     /// The rank that sends, in the communicator. One of the bits below may be set in it, too.
     pub(crate) from: u32,
@@ -124,12 +125,15 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn contact(&self) -> Contact;
 
     /// Returns the number of the process with that contact. Makes no connection yet. Equal contacts
-    /// get one number until [`close`](Wire::close) was called as often as `meet`. `token` lets the
-    /// two processes prove to each other that they belong together.
+    /// get one number until [`close`](Wire::close) was called as often as `meet`, or until the
+    /// process is lost. The process may be within reach again, so the next `meet` returns another
+    /// number, while the first one stays lost. `token` lets the two processes prove to each other
+    /// that they belong together.
     fn meet(&self, contact: &Contact, token: &Token) -> Peer;
 
-    /// Ends one use of a peer, namely a use that began with `token`. When the last use ends, the
-    /// wire closes the connection once all sends have gone.
+    /// Ends one use of a peer, namely a use that began with `token`. Without uses the wire may
+    /// close the connection. TCP closes it once both sides have no use and all sends have gone. UCX
+    /// keeps a ready connection for the next use.
     fn close(&self, peer: Peer, token: &Token);
 
     /// Ends one use of each of these peers, namely uses that began with `token`. If
@@ -227,8 +231,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// that no receive has taken. Error messages name these tags.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
 
-    /// Drops the messages of one rank of a communicator that this process has ended, and those that
-    /// still come. `rank` is the rank of this process.
+    /// Drops the messages to and from `rank`, a rank of this process that has left the
+    /// communicator. Messages to it that arrive later are dropped, too.
     fn retire(&self, _peer: Peer, _comm: u64, _rank: u32) {}
 
     /// Moves what can be moved without waiting. Returns whether anything has moved.
@@ -243,8 +247,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration);
 
     /// Sleeps as [`sleep`](Wire::sleep) does, until [`moved`](Wire::moved) differs from `seen`. A
-    /// thread that waits for messages only wakes up sooner in this way. A change of one of the
-    /// other words, which change seldom, may end the sleep 10 ms late.
+    /// thread that waits for nothing but messages wakes up sooner by this function. A change of one
+    /// of the other words, which change seldom, may end the sleep 10 ms late.
     fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
         let moved = Watch { event: self.moved(), seen };
         let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();

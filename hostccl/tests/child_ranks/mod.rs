@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hostccl::types::*;
 use hostccl::*;
 
-use crate::common::{DEADLINE, from_hex, hex_of, last_error, unique_id, until_asleep};
+use crate::common::{DEADLINE, from_hex, hex_of, last_error, unique_id, until_all_asleep, until_asleep};
 
 /// The part that this process plays as a rank.
 pub struct Part {
@@ -86,6 +86,14 @@ impl Rank {
     #[track_caller]
     pub fn until_it_waits(&self) {
         until_asleep(self.child.id());
+    }
+
+    /// Returns when these ranks, and the maker of their id, have slept for a while at one time.
+    /// They wait for other ranks then, and the maker has all that they have told it.
+    #[track_caller]
+    pub fn until_all_wait<'a>(ranks: impl IntoIterator<Item = &'a Rank>) {
+        let pids: Vec<u32> = ranks.into_iter().map(|rank| rank.child.id()).collect();
+        until_all_asleep(&pids);
     }
 
     /// Writes a line for the rank, which `listen` gives there.

@@ -99,10 +99,27 @@ pub fn last_error() -> String {
 /// other processes.
 #[track_caller]
 pub fn until_asleep(pid: u32) {
-    until_all_sleep(&format!("process {pid}"), || {
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-        tasks.map(|task| task.path()).collect()
+    until_all_sleep(&format!("process {pid}"), || tasks_of(pid));
+}
+
+/// Returns when all threads of these processes, and the thread of this process that serves joins by
+/// the ids it has made, have slept for a while at one time. Where one of these processes has made
+/// the id, no step of a join is under way then: each rank has told the maker what it can tell, and
+/// the maker has read it.
+#[track_caller]
+pub fn until_all_asleep(pids: &[u32]) {
+    let is_maker = |task: &std::path::PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == "dm-join")
+    };
+    until_all_sleep(&format!("one of the processes {pids:?}, or the maker of the id,"), || {
+        let own = tasks_of(std::process::id()).into_iter().filter(is_maker);
+        pids.iter().flat_map(|pid| tasks_of(*pid)).chain(own).collect()
     });
+}
+
+/// Returns the folders of a process's threads in /proc.
+fn tasks_of(pid: u32) -> Vec<std::path::PathBuf> {
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten().map(|task| task.path()).collect()
 }
 
 /// Returns when a thread of this process has slept for a while, which means that it waits for other

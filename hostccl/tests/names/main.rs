@@ -9,3 +9,4 @@ mod named;
 mod collectives;
 mod messages;
 mod refusals;
+mod timeouts;

@@ -224,6 +224,33 @@ fn a_connection_that_is_closed_before_the_answer_is_made_again() {
     maker.join().unwrap();
 }
 
+/// A rank that leaves tries longer where the maker's host has taken its connection. The maker may
+/// only wait for a processor.
+#[test]
+fn a_maker_that_answers_late_learns_of_a_rank_that_leaves() {
+    const LONGEST: Duration = Duration::from_secs(1);
+    let (mut client, _, maker) = rank_of(vec![|mut socket| {
+        std::thread::sleep(2 * LONGEST);
+        answer(&socket, Status::Welcome as u8, Some(TOKEN));
+        socket.read_exact(&mut [0; PROOF_BYTES]).unwrap();
+        assert!(matches!(Maker(socket).read(), Message::Failed(error) if error.message() == "it leaves"));
+    }]);
+    client.refuse(&Error::new(ncclSystemError, "it leaves"), LONGEST);
+    // The maker reads no more than the client has sent so far.
+    drop(client);
+    maker.join().unwrap();
+}
+
+#[test]
+fn a_rank_that_leaves_waits_only_so_long_for_a_maker_that_is_silent() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = Client::new(silent.local_addr().unwrap(), TOKEN, Message::Register(member(0, 2)));
+    let began = Instant::now();
+    client.refuse(&Error::new(ncclSystemError, "it leaves"), Duration::from_millis(20));
+    assert!(!client.has_sent_first() && began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
 /// The maker accepts the longest address that a wire may have.
 #[test]
 fn a_rank_with_a_long_address_registers() {
@@ -241,4 +268,55 @@ fn a_rank_with_a_long_address_registers() {
     };
     assert!(matches!(table, Message::Table { members, .. } if members == [registered]));
     server::close(token, None);
+}
+
+/// Names the address of the maker to the process that the next test starts.
+const MAKER: &str = "HOSTCCL_TEST_MAKER";
+
+/// The process that the next test starts. It can open no more files when it begins to connect.
+#[test]
+#[ignore = "the next test starts it"]
+fn short_of_files() {
+    let Ok(address) = std::env::var(MAKER) else { return };
+    let mut client = Client::new(address.parse().unwrap(), TOKEN, Message::Register(member(0, 2)));
+    let next = std::fs::File::open("/dev/null").unwrap();
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let raw = std::os::fd::AsRawFd::as_raw_fd(&next) as libc::rlim_t;
+    drop(next);
+    // SAFETY: the kernel writes and reads the limits.
+    let mut limit = |count: Option<libc::rlim_t>| unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
+        limits.rlim_cur = count.unwrap_or(limits.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
+    };
+    limit(Some(raw));
+    assert_eq!(client.poll(), Ok(None));
+    let why = client.last_failure().unwrap();
+    assert!(why.contains("opening a connection") && why.contains("raise `ulimit -n`"), "{why}");
+    limit(None);
+    assert!(matches!(outcome(&mut client), Ok(Message::Go)));
+}
+
+#[test]
+fn a_rank_that_can_open_no_more_files_for_a_moment_joins() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "bootstrap::tests::client::short_of_files", "--ignored", "--nocapture"]);
+    let mut child = command.env(MAKER, listener.local_addr().unwrap().to_string()).spawn().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let began = Instant::now();
+    let mut socket = loop {
+        match listener.accept() {
+            Ok((socket, _)) => break socket,
+            Err(error) => {
+                let ended = child.try_wait().unwrap();
+                assert!(ended.is_none() && began.elapsed() < Duration::from_secs(60), "{ended:?}, {error}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    };
+    socket.set_nonblocking(false).unwrap();
+    answer(&socket, Status::Welcome as u8, Some(TOKEN));
+    socket.write_all(&link::frame(&Message::Go)).unwrap();
+    assert!(child.wait().unwrap().success());
 }

@@ -147,8 +147,8 @@ fn a_gathered_result_that_is_longer_than_a_slot_travels_in_the_meeting() {
 fn a_result_that_is_longer_than_a_slot_of_a_split_does_not_go_through_the_slot() {
     let all: Vec<usize> = (0..20).collect();
     let whole = Ranks::with(&[&all[..16], &all[16..18], &all[18..]], Limits::PRODUCT);
-    // Ranks 0 and 1 share a split with the ranks of the two small hosts. Their slots are as small as
-    // those of the other 14 ranks of their host.
+    // Ranks 0 and 1 share a split with the ranks of the two small hosts. Their slots are as small
+    // as those of the other 14 ranks of their host.
     let children = whole.run(|me, comm| {
         let color = i32::from((2..16).contains(&me));
         let mut split =

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
 use crate::comm::Comm;
+use crate::cut::cut;
 use crate::error::{Error, Result};
 use crate::gathering::span_of;
 use crate::types::*;
@@ -53,10 +54,8 @@ impl Letter {
                 out.push(ranks.len() as u8);
                 ranks.iter().for_each(|rank| out.extend_from_slice(&(*rank as u32).to_le_bytes()));
             }
-            let text = error.message();
             let room = LETTER_BYTES - out.len();
-            let end = (0..=text.len().min(room)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-            out.extend_from_slice(&text.as_bytes()[..end]);
+            out.extend_from_slice(cut(error.message(), room).as_bytes());
         }
         out
     }
@@ -133,8 +132,8 @@ pub(super) struct Post {
 }
 
 impl Post {
-    /// Returns the exchange with `rank`, which is on another host, about a shrink of `parent`. `digest` is the
-    /// checksum of the set of excluded ranks.
+    /// Returns the exchange with `rank`, which is on another host, about a shrink of `parent`.
+    /// `digest` is the checksum of the set of excluded ranks.
     pub(super) fn new(parent: &Comm, rank: usize, digest: u64) -> Post {
         let (span, stream) = (span_of(parent), STREAM ^ digest);
         Post {

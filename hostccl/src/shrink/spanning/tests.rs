@@ -2,7 +2,7 @@ use super::*;
 use crate::hosts_of_threads;
 use crate::progress;
 use crate::remote_message::messages_to_me;
-use crate::types::{ncclRemoteError, ncclTimeout};
+use crate::types::{ncclInvalidUsage, ncclRemoteError, ncclTimeout};
 use crate::wire::memory::Memory;
 
 /// Shrinks the communicators of the ranks that are not excluded, each in a thread.
@@ -99,6 +99,26 @@ fn until(mut is_over: impl FnMut() -> bool) {
     }
 }
 
+/// Polls these shrinks in turn until all have failed. Returns their errors.
+fn failures_of<const N: usize>(shrinks: [&mut SpanShrink; N]) -> [Error; N] {
+    let mut errors = [const { None }; N];
+    let mut shrinks = shrinks;
+    until(|| {
+        for (shrink, error) in shrinks.iter_mut().zip(&mut errors) {
+            if error.is_none() {
+                *error = shrink.poll().err();
+            }
+        }
+        errors.iter().all(Option::is_some)
+    });
+    errors.map(Option::unwrap)
+}
+
+fn failure_of(shrink: &mut SpanShrink) -> Error {
+    let [error] = failures_of([shrink]);
+    error
+}
+
 /// A receive that was cancelled takes the message of its number on the wire over TCP. So a leader
 /// of a second attempt may miss the first letters of the root.
 #[test]
@@ -133,16 +153,8 @@ fn a_follower_reads_the_failure_of_its_leader_in_the_attempt_to_which_it_belongs
     ends.iter().for_each(|end| end.set_timeout(50));
     // The root is late. The follower has begun before its leader.
     let (mut follower, mut leader) = (begun(&ends, 2, &[]), begun(&ends, 1, &[]));
-    let mut errors = [None, None];
-    until(|| {
-        for (shrink, error) in [&mut follower, &mut leader].into_iter().zip(&mut errors) {
-            if error.is_none() {
-                *error = shrink.poll().err();
-            }
-        }
-        errors.iter().all(Option::is_some)
-    });
-    for error in errors.into_iter().flatten() {
+    let errors = failures_of([&mut follower, &mut leader]);
+    for error in errors {
         assert_eq!((error.code(), &error.blame().ranks[..]), (ncclTimeout, &[0][..]), "{}", error.message());
     }
     // A follower that has not read the failure does not read it in the next attempt. Nor does the
@@ -260,5 +272,90 @@ fn a_shrink_that_is_dropped_after_an_abort_tells_the_other_ranks() {
             assert!(error.message().contains("aborted its communicator"), "{}", error.message());
             assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[rank][..]));
         }
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_join_its_leader_is_named_to_all() {
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1, 2, 3]]);
+    ends.iter().for_each(|end| end.set_timeout(60_000));
+    let mut shrinks = [0, 1, 2, 3].map(|rank| begun(&ends, rank, &[]));
+    let [root, leader, follower, failing] = &mut shrinks;
+    until(|| {
+        assert!(root.poll().is_ok() && leader.poll().is_ok() && follower.poll().is_ok());
+        follower.stage == Stage::Joining && follower.joined().is_some()
+    });
+    leader.remaining.spoil_segment();
+    let error = failing.poll().unwrap_err();
+    assert!(error.message().contains("another version"), "{}", error.message());
+    for shrink in [leader, follower, root] {
+        let error = failure_of(shrink);
+        assert_eq!((error.code(), &error.blame().ranks[..]), (ncclInvalidUsage, &[3][..]), "{}", error.message());
+        assert!(error.message().contains("could not join"), "{}", error.message());
+    }
+    drop(shrinks);
+    // The refusal ends no later attempt, also where the rank that has refused is the last to begin.
+    let mut again = [0, 1, 2].map(|rank| begun(&ends, rank, &[]));
+    until(|| {
+        assert!(again.iter_mut().all(|shrink| shrink.poll().is_ok()));
+        again[2].joined().is_some()
+    });
+    let mut last = begun(&ends, 3, &[]);
+    until(|| {
+        let polled = [last.poll()].into_iter().chain(again.iter_mut().map(SpanShrink::poll));
+        polled.filter(|polled| *polled.as_ref().unwrap() != Poll::Done).count() == 0
+    });
+}
+
+#[test]
+fn a_follower_that_is_late_ends_no_later_attempt() {
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1, 2]]);
+    ends.iter().for_each(|end| end.set_timeout(50));
+    // Rank 2 does not come.
+    let (mut root, mut leader) = (begun(&ends, 0, &[]), begun(&ends, 1, &[]));
+    failures_of([&mut root, &mut leader]);
+    drop((root, leader));
+    // It reads that the others did not wait for it, if the reason is still there.
+    ends.iter().for_each(|end| end.set_timeout(20_000));
+    let mut late = begun(&ends, 2, &[]);
+    let _ = late.poll();
+    let blamed = Error::new(ncclTimeout, "rank 2 did not come").by(crate::blame::Blame::of([2]));
+    late.tell(&blamed);
+    late.is_awaited = false;
+    drop(late);
+    // The others begin before it does.
+    let (mut root, mut leader) = (begun(&ends, 0, &[]), begun(&ends, 1, &[]));
+    until(|| {
+        assert!(root.poll().is_ok() && leader.poll().is_ok());
+        leader.joined().is_some()
+    });
+    assert!(leader.poll().is_ok() && root.poll().is_ok());
+    let mut follower = begun(&ends, 2, &[]);
+    let mut shrinks = [&mut root, &mut leader, &mut follower];
+    until(|| {
+        let polled = shrinks.each_mut().map(|shrink| shrink.poll().unwrap());
+        polled.iter().all(|poll| *poll == Poll::Done)
+    });
+}
+
+#[test]
+fn a_leader_that_cannot_join_its_own_segment_is_named_to_all() {
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0, 1], &[2, 3]]);
+    ends.iter().for_each(|end| end.set_timeout(60_000));
+    let mut shrinks = [0, 1, 2, 3].map(|rank| begun(&ends, rank, &[]));
+    let [root, follower, leader, last] = &mut shrinks;
+    until(|| {
+        assert!(root.poll().is_ok() && follower.poll().is_ok() && last.poll().is_ok());
+        leader.poll().unwrap();
+        root.stage == Stage::Joining
+    });
+    // The leader makes its segment, cannot join it, and can offer no other one.
+    leader.make_segment(5).unwrap();
+    assert!(last.find_segment().unwrap(), "one rank finds the segment before the refusal");
+    leader.tell(&Error::usage("no more files"));
+    leader.is_awaited = false;
+    for shrink in [last, root, follower] {
+        let error = failure_of(shrink);
+        assert_eq!((error.code(), &error.blame().ranks[..]), (ncclInvalidUsage, &[2][..]), "{}", error.message());
     }
 }

@@ -127,6 +127,7 @@ fn a_parent_that_is_finalized_during_a_split_ends_the_split_for_all() {
 fn a_rank_that_dies_in_a_split_is_named_to_all() {
     let (ends, wires) = hosts_of_threads::communicators(&[&[0, 1], &[2]]);
     ends.iter().for_each(|end| end.set_timeout(60_000));
+    let has_begun = std::sync::Barrier::new(3);
     let errors: Vec<Error> = std::thread::scope(|scope| {
         let threads: Vec<_> = ends[..2]
             .iter()
@@ -134,16 +135,64 @@ fn a_rank_that_dies_in_a_split_is_named_to_all() {
                 scope.spawn(|| {
                     let mut split =
                         SpanSplit::new(end.clone(), (0, 0), "it".to_owned(), Arc::default(), Name::NONE).unwrap();
+                    let polled = split.poll();
+                    has_begun.wait();
+                    assert!(polled.is_ok_and(|polled| polled != Poll::Done));
                     progress::run(&mut split).unwrap_err()
                 })
             })
             .collect();
-        std::thread::sleep(Duration::from_millis(50));
+        has_begun.wait();
         wires[2].die();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for error in errors {
         assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[2][..]), "{}", error.message());
+    }
+}
+
+/// A rank may finish its split while another one still waits for the last confirmations.
+#[test]
+fn a_split_that_fails_after_it_was_confirmed_ends_the_new_communicator_for_all() {
+    for is_aborted in [true, false] {
+        let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1], &[2]]);
+        ends.iter().for_each(|end| end.set_timeout(60_000));
+        // Rank 1 has no part in the new communicator, in which rank 2 has the number 1.
+        let begin = |end: &Arc<Comm>, color: i32| {
+            SpanSplit::new(end.clone(), (color, 0), "it".to_owned(), Arc::default(), Name::NONE).unwrap()
+        };
+        let mut splits = [begin(&ends[0], 0), begin(&ends[1], NCCL_SPLIT_NOCOLOR), begin(&ends[2], 0)];
+        let end = Instant::now() + Duration::from_secs(60);
+        let is_confirming = |split: &SpanSplit| matches!(split.stage, Stage::Confirming(..));
+        let mut done = [false; 3];
+        while !(done[0] && done[1]) {
+            assert!(Instant::now() < end, "the splits stand still");
+            for (rank, split) in splits.iter_mut().enumerate() {
+                // Rank 2 only sends its confirmation.
+                if !done[rank] && (rank < 2 || !is_confirming(split)) {
+                    done[rank] = split.poll().unwrap() == Poll::Done;
+                }
+            }
+        }
+        let [first, _, last] = splits;
+        assert!(is_confirming(&last));
+        let child = first.joined().unwrap();
+        child.check().unwrap();
+        if is_aborted {
+            ends[2].raise_abort();
+        }
+        // The abort drops the call. Without an abort, another call of the group has failed.
+        drop(last);
+        let error = loop {
+            assert!(Instant::now() < end, "the new communicator of rank 0 lives on");
+            match child.check() {
+                Ok(()) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[1][..]), "{}", error.message());
+        let why = if is_aborted { "aborted its communicator" } else { "gave up a split" };
+        assert!(error.message().contains(why), "{}", error.message());
     }
 }
 

@@ -212,8 +212,8 @@ impl Connection {
         Ok(done)
     }
 
-    /// Reads and opens records of an encrypted connection. Returns how many bytes they have, or
-    /// `None` where nothing has come.
+    /// Reads and opens records of an encrypted connection. Returns how many bytes were read from
+    /// the socket, or `None` where nothing has come.
     fn read_record(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> Result<Option<usize>, Lost> {
         let Some(cipher) = &mut self.cipher else { return Ok(None) };
         let got = match cipher.receive(&self.socket) {

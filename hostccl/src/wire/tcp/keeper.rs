@@ -27,9 +27,9 @@ use crate::wire::{Lost, address};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a process that connects may take to prove itself, and how long that process may stay
-/// unknown to this one.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time between two looks that counts in full for the tries to connect. If more time
+/// has passed, this process or its whole machine did not run.
+const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// The number of `Alive` frames in the time after which a silent host is lost.
 const BEATS: u32 = 8;
 /// How long the wire keeps sending its bytes after its last owner has gone.
@@ -37,6 +37,12 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// The most connections that other processes have made and that have not proved themselves.
 const MOST_STRANGERS: usize = 128;
+/// The most connections that the thread accepts before it looks again at those that it has. So a
+/// connection is looked at several times before newer ones take its place.
+const MOST_AT_ONCE: usize = MOST_STRANGERS / 4;
+/// How long a connection may hold the spare descriptor of a process that can open no more files.
+/// The process that connects says at once who it is, and gets its answer at once.
+const FULL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The number of the listener in the thread's epoll set.
 const LISTENER: u64 = u64::MAX;
@@ -83,15 +89,16 @@ impl Keeper {
             let all = [self.set.as_raw_fd(), self.inner.connections.as_raw_fd()];
             epoll::wait_for(if is_relied_on { &all } else { &all[..1] }, timeout);
             let ready: Vec<u64> = self.set.wait(Duration::ZERO).map(|ready| ready.number).collect();
-            for number in ready {
+            for number in ready.iter().copied().filter(|number| *number != LISTENER) {
                 match number {
-                    LISTENER => {
-                        self.accept();
-                        self.inner.lock().shut = self.door.trouble.clone().map(|why| (why, Instant::now()));
-                    }
                     BELL => self.inner.keeper.still(),
                     number => self.step(number),
                 }
+            }
+            // New connections come last, because they may take the place of older ones.
+            if ready.contains(&LISTENER) {
+                self.accept();
+                self.inner.lock().shut = self.door.trouble.clone().map(|why| (why, Instant::now()));
             }
             self.look();
             self.door.open_again(&self.set);
@@ -114,7 +121,8 @@ impl Keeper {
                 next_tick = now + TICK;
                 let since = now.duration_since(std::mem::replace(&mut listened, now));
                 self.inner.lock().look_for_silence(since, self.inner.options.silence);
-                self.expire();
+                self.excuse(since.saturating_sub(LONGEST_TICK), now);
+                self.expire(now);
                 if now >= next_beat {
                     next_beat = Instant::now() + beat;
                     self.inner.lock().beat(&self.inner);
@@ -125,9 +133,9 @@ impl Keeper {
         self.end();
     }
 
-    /// Accepts the connections that wait at the listener.
+    /// Accepts connections that wait at the listener, and reads what they have said.
     fn accept(&mut self) {
-        for _ in 0..MOST_STRANGERS {
+        for _ in 0..MOST_AT_ONCE {
             let Some((socket, from, is_full)) = self.door.accept(&self.set) else { return };
             if socket.set_nonblocking(true).is_err() || self.inner.options.prepare(&socket).is_err() {
                 continue;
@@ -136,8 +144,14 @@ impl Keeper {
                 continue;
             }
             let address = from.as_socket().map_or_else(|| "a stranger".to_owned(), |address| address.to_string());
-            if let Err(reason) = self.enter(Stranger::accepted(socket, address.clone(), is_full)) {
-                log::debug!("the wire drops a connection from {address}: {reason}");
+            match self.enter(Stranger::accepted(socket, address.clone(), is_full)) {
+                Ok(number) => self.step(number),
+                Err(reason) => log::debug!("the wire drops a connection from {address}: {reason}"),
+            }
+            // The next connection would get the descriptor of this one before the spare is there
+            // again.
+            if is_full {
+                return;
             }
         }
     }
@@ -207,9 +221,31 @@ impl Keeper {
         mine.and_then(|number| self.strangers.get(&number)).is_some_and(Stranger::is_proved)
     }
 
+    /// Whether a peer has connected and been answered, so that this process makes no connection of
+    /// its own. Two processes may connect to each other at once, and then the connection of the one
+    /// with the smaller id stays. If both went on, each process could take a different one of the
+    /// two connections and close the other.
+    fn leaves_to(&self, peer: u32) -> bool {
+        self.answered(peer).any(|id| id < self.inner.contact.id)
+    }
+
+    /// Returns the id of the peer for each of its connections that this process has answered, and
+    /// on which the proof is still to come.
+    fn answered(&self, peer: u32) -> impl Iterator<Item = [u8; 16]> {
+        let of_peer = self.strangers.values().filter(move |stranger| stranger.peer == Some(peer));
+        of_peer.filter_map(Stranger::answered)
+    }
+
+    /// Ends the tries to reach a peer, and closes the connection of the present one.
+    fn give_up(&mut self, peer: u32) {
+        if let Some(mine) = self.attempts.remove(peer).and_then(|attempt| attempt.stranger) {
+            self.remove(mine);
+        }
+    }
+
     /// Ends the tries to reach a peer. The peer is lost, unless it has a connection meanwhile.
     fn fail(&mut self, peer: u32, ended: bool, why: String) {
-        self.attempts.remove(peer);
+        self.give_up(peer);
         let mut state = self.inner.lock();
         if state.links.get(&peer).is_some_and(|link| link.connection.is_none()) {
             state.lose(peer, Lost { ended, why });
@@ -228,6 +264,12 @@ impl Keeper {
             self.attempts.remove(peer);
             return;
         };
+        if self.leaves_to(peer) {
+            if let Some(attempt) = self.attempts.get_mut(peer) {
+                attempt.next = Instant::now() + PAUSE;
+            }
+            return;
+        }
         let Some(address) = self.inner.options.address(&contact.address) else {
             let why =
                 "the other process does not use the wire over TCP: set DM_WIRE to one value on all hosts".to_owned();
@@ -274,7 +316,7 @@ impl Keeper {
                 }
             }
             Step::Fail(ended, why) => self.fail(peer, ended, why),
-            Step::Wait | Step::Sent | Step::Answered(_) | Step::Proved(_) | Step::Drop(_) => {}
+            Step::Wait | Step::Sent | Step::Answered | Step::Proved(_) | Step::Drop(_) => {}
         }
     }
 
@@ -305,13 +347,9 @@ impl Keeper {
         match step {
             Step::Wait => {}
             Step::Sent => self.set.change(stranger.socket.as_raw_fd(), number, false),
-            Step::Answered(from) => {
-                // Both processes may connect at once. Then the connection of the one with the
-                // smaller number stays, unless the other one has proved itself already.
-                let peer = stranger.peer.filter(|peer| from < self.inner.contact.id && !self.is_taken(*peer));
-                let Some(attempt) = peer.and_then(|peer| self.attempts.get_mut(peer)) else { return };
-                attempt.next = Instant::now() + PATIENCE;
-                if let Some(mine) = attempt.stranger.take() {
+            Step::Answered => {
+                let Some(peer) = stranger.peer.filter(|peer| self.leaves_to(*peer)) else { return };
+                if let Some(mine) = self.attempts.get_mut(peer).and_then(|attempt| attempt.stranger.take()) {
                     self.remove(mine);
                 }
             }
@@ -319,11 +357,6 @@ impl Keeper {
             Step::Drop(why) => {
                 let Some(stranger) = self.remove(number) else { return };
                 log::debug!("the wire refuses {}: {why}", stranger.address);
-                // This process may have given up its own try for that connection.
-                let attempt = stranger.peer.and_then(|peer| self.attempts.get_mut(peer));
-                if let Some(attempt) = attempt.filter(|attempt| attempt.stranger.is_none()) {
-                    attempt.next = attempt.next.min(Instant::now() + PAUSE);
-                }
             }
             Step::Again(_) | Step::Short(_) | Step::NoWay(_) | Step::Fail(..) => {
                 if let Some(peer) = self.remove(number).and_then(|stranger| stranger.peer) {
@@ -338,9 +371,7 @@ impl Keeper {
         let Some(stranger) = self.remove(number) else { return };
         let is_mine = stranger.is_mine();
         let Stranger { socket, mut address, peer: Some(peer), .. } = stranger else { return };
-        if let Some(other) = self.attempts.remove(peer).and_then(|attempt| attempt.stranger) {
-            self.remove(other);
-        }
+        self.give_up(peer);
         let inner = self.inner.clone();
         let mut guard = inner.lock();
         let state: &mut State = &mut guard;
@@ -361,15 +392,28 @@ impl Keeper {
         // If this connection ends too, the reason why earlier tries failed does not explain that
         // end.
         link.trouble = None;
+        if link.remote.uses == 0 && !link.remote.is_idle_here {
+            link.remote.say_idle();
+        }
         state.connected.push(peer);
         state.push(&inner, peer);
     }
 
+    /// This process did not run for `pause`. So this function moves the start of every try and of
+    /// every unproved connection later by that time. The bytes that came meanwhile are not read
+    /// yet.
+    fn excuse(&mut self, pause: Duration, now: Instant) {
+        self.attempts.excuse(pause, now);
+        self.strangers.values_mut().for_each(|stranger| stranger.since = (stranger.since + pause).min(now));
+    }
+
     /// Closes the connections that have not proved themselves in time, and gives up the peers that
-    /// were not reached in time.
-    fn expire(&mut self) {
-        let now = Instant::now();
-        let old = |stranger: &Stranger| !stranger.is_mine() && now.duration_since(stranger.since) > PATIENCE;
+    /// were not reached in time. `now` is the time of the tick. If this process has paused since
+    /// then, the next tick excuses that pause.
+    fn expire(&mut self, now: Instant) {
+        let longest = self.inner.options.patience;
+        let patience = |stranger: &Stranger| if stranger.is_full() { FULL_PATIENCE } else { longest };
+        let old = |stranger: &Stranger| !stranger.is_mine() && now.duration_since(stranger.since) > patience(stranger);
         let numbers: Vec<u64> =
             self.strangers.iter().filter(|(_, stranger)| old(stranger)).map(|(number, _)| *number).collect();
         for number in numbers {
@@ -388,9 +432,14 @@ impl Keeper {
         let patience = tries / 2;
         self.excuse_stopped(now, patience);
         for peer in self.attempts.late(now, tries) {
-            // A try whose hello went a moment ago may still be excused.
+            // The peer may be stopped. `excuse_stopped` may still restart the time of a try that
+            // has waited for its answer for less than `patience`.
             let stranger = self.attempts.get(peer).and_then(|attempt| self.strangers.get(&attempt.stranger?));
             if stranger.is_some_and(|it| it.waits_for_answer() && now.duration_since(it.since) <= patience) {
+                continue;
+            }
+            // The peer is about to prove itself on a connection that it has made.
+            if self.answered(peer).next().is_some() {
                 continue;
             }
             let Some(attempt) = self.attempts.remove(peer) else { continue };
@@ -402,8 +451,8 @@ impl Keeper {
 
     /// Restarts the time of the tries to reach a stopped process. The host of such a process has
     /// taken a connection, and the process has not answered on it for `patience`. Peers without
-    /// uses do not count. A process that runs answers or closes the connection within [`PATIENCE`].
-    /// The deadlines of the calls decide how long to wait for a stopped process. If its host falls
+    /// uses do not count. A running process answers, or closes the connection, sooner. The
+    /// deadlines of the calls decide how long to wait for a stopped process. If its host falls
     /// silent, this kernel ends the connection. If the process ends, the other host's kernel ends
     /// the connection.
     fn excuse_stopped(&mut self, now: Instant, patience: Duration) {

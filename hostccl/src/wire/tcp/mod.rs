@@ -37,7 +37,7 @@ mod ledger;
 pub(crate) mod options;
 mod remote;
 mod retired;
-mod silence;
+pub(crate) mod silence;
 mod sockets;
 mod state;
 mod stranger;
@@ -65,8 +65,8 @@ use crate::{fork, token};
 /// The most bytes of notices that wait for one peer.
 const MOST_NOTICES: usize = 4 << 20;
 
-/// How long `trouble` names a connection that this process could not accept as the reason. The
-/// process that connects tries again every 50 ms.
+/// For how long after a failed `accept` the function `trouble` gives that failure as its reason.
+/// The process that connects tries again every 50 ms.
 const LATELY: Duration = Duration::from_secs(1);
 
 /// A wire over TCP. When the last owner drops it, its connections are closed.
@@ -129,8 +129,16 @@ impl Wire for Tcp {
 
     fn meet(&self, contact: &Contact, token: &Token) -> Peer {
         let mut state = self.0.lock();
-        let number = match state.numbers.get(&contact.id) {
-            Some(number) => *number,
+        // The peer may have closed the connection, and nobody has read that yet.
+        if let Some(number) = state.numbers.get(&contact.id).copied() {
+            state.serve(&self.0, u64::from(number));
+        }
+        // A lost peer stays lost for its old uses. The network may work again, so a new use gets a
+        // link of its own.
+        let is_lost = |number: &u32| state.links.get(number).is_some_and(|link| link.remote.lost.is_some());
+        let known = state.numbers.get(&contact.id).copied().filter(|number| !is_lost(number));
+        let number = match known {
+            Some(number) => number,
             None => {
                 state.last += 1;
                 let number = state.last;
@@ -166,8 +174,11 @@ impl Wire for Tcp {
         if remote.uses > 0 {
             return;
         }
-        if remote.is_self || remote.lost.is_some() || (connection.is_none() && !*is_connecting) {
+        if remote.is_self || remote.lost.is_some() {
             return state.forget(peer.0);
+        }
+        if connection.is_none() && !*is_connecting {
+            return state.park(peer.0);
         }
         remote.say_idle();
         state.push(&self.0, peer.0);

@@ -12,7 +12,7 @@ use crate::fork::Private;
 use crate::wire::address::{self, Interface};
 
 /// How long a host may be silent where `DM_HOST_TIMEOUT_MS` says nothing.
-const SILENCE: Duration = Duration::from_secs(5);
+pub(crate) const SILENCE: Duration = Duration::from_secs(5);
 /// The shortest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. The kernel sends at most
 /// one probe a second, and a probe may get lost.
 const LEAST_SILENCE: u64 = 2000;
@@ -29,8 +29,12 @@ const INSTEAD_OF_BBR: [&[u8]; 2] = [b"cubic", b"reno"];
 /// one data centre are near each other.
 const LONGEST_NEAR_ROUND_TRIP: Duration = Duration::from_millis(1);
 
+/// How long a process that connects may take to prove itself, and how long that process may stay
+/// unknown to this one.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process tries to reach a peer that answers, but does not take the connection. Half of
-/// this time is longer than a running process keeps a connection that it does not answer.
+/// this time is longer than [`PATIENCE`], after which a running process closes a connection that it
+/// has not answered.
 const TRIES: Duration = Duration::from_secs(30);
 
 /// The settings of a wire over TCP.
@@ -42,6 +46,8 @@ pub(crate) struct Options {
     pub(crate) silence: Duration,
     /// How long the process tries to reach a peer that answers, but does not take the connection.
     pub(crate) tries: Duration,
+    /// How long a process that connects may take to prove itself.
+    pub(crate) patience: Duration,
     /// The name of the congestion control, where it is not the kernel's default.
     pub(crate) congestion: Option<String>,
     /// The secret of the job, with which connections are encrypted.
@@ -68,6 +74,17 @@ pub(crate) fn silence() -> Result<Duration> {
     variable("DM_HOST_TIMEOUT_MS").map_or(Ok(SILENCE), |text| parse_silence(&text))
 }
 
+/// Makes the kernel send probes on a connection over which nothing is on the way: after a third of
+/// `silence`, but not before one second has passed. So the hosts hear of each other at least that
+/// often.
+pub(crate) fn keep_alive(socket: &Socket, silence: Duration) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs((silence / 3).as_secs().max(1)))
+        .with_interval(Duration::from_secs(silence.as_secs().div_ceil(100).max(1)))
+        .with_retries((silence.as_secs() as u32).clamp(3, 100));
+    socket.set_tcp_keepalive(&keepalive)
+}
+
 /// Gives a socket another congestion control where BBR is the kernel's default.
 ///
 /// BBR sends no faster than the rate at which it has seen bytes acknowledged. A collective sends a
@@ -91,7 +108,14 @@ impl Options {
         let list = list.as_ref().map(|(name, value)| (*name, value.as_str()));
         let interface = address::choose(&interfaces, list, fixed).map_err(Error::argument)?;
         let silence = silence()?;
-        Ok(Options { interface, silence, tries: TRIES, congestion: variable("DM_SOCKET_CONGESTION"), secret })
+        Ok(Options {
+            interface,
+            silence,
+            tries: TRIES,
+            patience: PATIENCE,
+            congestion: variable("DM_SOCKET_CONGESTION"),
+            secret,
+        })
     }
 
     /// The settings of a wire of a test, which listens at 127.0.0.1.
@@ -99,7 +123,7 @@ impl Options {
     pub(crate) fn of_test() -> Options {
         let address = IpAddr::from([127, 0, 0, 1]);
         let interface = Interface { name: "lo".to_owned(), address, scope: 0, is_loopback: true };
-        Options { interface, silence: SILENCE, tries: TRIES, congestion: None, secret: None }
+        Options { interface, silence: SILENCE, tries: TRIES, patience: PATIENCE, congestion: None, secret: None }
     }
 
     /// Opens a listener. Returns it with its address in a contact's format.
@@ -140,20 +164,17 @@ impl Options {
 
     /// Sets the socket options of every connection.
     ///
-    /// When nothing is on the way, the kernel sends a probe after a third of `silence`, but not
-    /// before one second has passed. So the hosts hear of each other at least that often.
     /// [`Silence`](super::silence::Silence) decides when a host is lost, and its limit comes
     /// before that of the probes. `TCP_USER_TIMEOUT` is the limit while a connection is being
     /// made, and later on a kernel that does not tell the number of segments.
     pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
-        let idle = Duration::from_secs((self.silence / 3).as_secs().max(1));
-        let keepalive = TcpKeepalive::new()
-            .with_time(idle)
-            .with_interval(Duration::from_secs(self.silence.as_secs().div_ceil(100).max(1)))
-            .with_retries((self.silence.as_secs() as u32).clamp(3, 100));
-        socket.set_tcp_keepalive(&keepalive)?;
+        keep_alive(socket, self.silence)?;
         socket.set_tcp_user_timeout(Some(self.silence))?;
+        // After a cut, the host is heard again when the kernel sends a lost packet again. That must
+        // happen before the host counts as lost. With much shorter pauses the kernel's own limit,
+        // which counts the tries (`tcp_retries2`), would come before that of the wire.
+        sockets::limit_pause(socket, self.silence / 5);
         match &self.congestion {
             Some(name) => socket.set_tcp_congestion(name.as_bytes()),
             None => {
@@ -231,6 +252,17 @@ mod tests {
         for text in ["0", "1999", "-1", "abc", "1.5", "600001"] {
             let error = parse_silence(text).unwrap_err();
             assert!(error.message().contains(&format!("DM_HOST_TIMEOUT_MS is {text:?}")), "{}", error.message());
+        }
+    }
+
+    #[test]
+    fn the_pause_before_a_lost_packet_is_sent_again_is_short_where_the_kernel_limits_it() {
+        let socket = Options::socket(&SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let options = Options { silence: Duration::from_secs(30), ..Options::of_test() };
+        options.prepare(&socket).unwrap();
+        // Kernels before Linux 6.15 do not know the option.
+        if let Some(millis) = sockets::longest_pause(&socket) {
+            assert_eq!(millis, 6000);
         }
     }
 }

@@ -84,9 +84,12 @@ pub(super) struct Remote {
     pub(super) tokens: Vec<(Token, usize)>,
     /// The reason why the process cannot be reached any more.
     pub(super) lost: Option<Lost>,
-    /// The number of messages that were sent under each tag.
+    /// The number of messages that were sent under each tag. The entry of a tag stays until the
+    /// rank leaves the communicator, because the other side counts on. So a program that gives each
+    /// message a name of its own needs more and more memory here.
     pub(super) sent: Table<Tag, u64>,
-    /// The number of receives that were posted under each tag.
+    /// The number of receives that were posted under each tag. The entries stay like those of
+    /// `sent`.
     pub(super) received: Table<Tag, u64>,
     /// The messages that may go. The messages take turns after each piece.
     pub(super) queue: VecDeque<Send>,

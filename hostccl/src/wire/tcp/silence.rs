@@ -23,7 +23,7 @@ const MOST_COUNTED: Duration = Duration::from_secs(1);
 
 /// The time for which nothing has come over a connection.
 #[derive(Debug)]
-pub(super) struct Silence {
+pub(crate) struct Silence {
     /// The number of segments that had come at the last look; `None` where the kernel does not
     /// tell.
     segments: Option<u32>,
@@ -34,7 +34,7 @@ pub(super) struct Silence {
 impl Silence {
     /// Begins to watch a connection. Where the kernel tells the number of segments, this switches
     /// the kernel's own limit (`TCP_USER_TIMEOUT`) off.
-    pub(super) fn of(socket: &Socket) -> Silence {
+    pub(crate) fn of(socket: &Socket) -> Silence {
         let segments = sockets::segments_in(socket);
         if segments.is_some() {
             let _ = socket.set_tcp_user_timeout(None);
@@ -44,7 +44,7 @@ impl Silence {
 
     /// Looks whether a segment has come since the last look, which was `since` ago. Returns the
     /// time for which nothing has come; always 0 where the kernel does not tell.
-    pub(super) fn look(&mut self, socket: &Socket, since: Duration) -> Duration {
+    pub(crate) fn look(&mut self, socket: &Socket, since: Duration) -> Duration {
         if self.segments.is_some() {
             let segments = sockets::segments_in(socket);
             self.lasts = if segments == self.segments { self.lasts + since.min(MOST_COUNTED) } else { Duration::ZERO };

@@ -66,6 +66,35 @@ pub(super) fn acknowledge(socket: &Socket) {
     }
 }
 
+/// The option by which a socket limits the pause between two sends of a lost packet, in
+/// milliseconds (from Linux 6.15 on).
+const TCP_RTO_MAX_MS: libc::c_int = 44;
+
+/// Makes the kernel send a lost packet again after a pause of `longest` at most. The kernel doubles
+/// the pause after each try, up to 120 s otherwise. Older kernels refuse the option, which does no
+/// harm.
+pub(super) fn limit_pause(socket: &Socket, longest: Duration) {
+    // The kernel refuses pauses of less than a second.
+    let millis = longest.as_millis().clamp(1000, 120_000) as libc::c_int;
+    // SAFETY: the kernel reads the number.
+    unsafe {
+        let (value, bytes) = ((&raw const millis).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MAX_MS, value, bytes);
+    }
+}
+
+/// The limit that [`limit_pause`] has set, in milliseconds; `None` where the kernel has no limit.
+#[cfg(test)]
+pub(super) fn longest_pause(socket: &Socket) -> Option<libc::c_int> {
+    let (mut millis, mut bytes): (libc::c_int, _) = (0, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel writes the number and its length.
+    let answer = unsafe {
+        let value = (&raw mut millis).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MAX_MS, value, &raw mut bytes)
+    };
+    (answer == 0).then_some(millis)
+}
+
 /// The number of 32-bit words that are read of the kernel's `struct tcp_info`.
 const INFO_WORDS: usize = 38;
 /// The index of the word of `struct tcp_info` that has `tcpi_segs_in` (from Linux 4.2 on).

@@ -1,6 +1,6 @@
 //! The state of a wire, which its owners share with its thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -20,6 +20,8 @@ use crate::wire::{Contact, Lost};
 pub(super) const BELL: u64 = u64::MAX;
 /// How many connections a poll reads without asking epoll which of them are ready.
 const FEW: usize = 3;
+/// The most peers that this process keeps although it has neither a use for them nor a connection.
+const MOST_PARKED: usize = 4096;
 /// How long a thread sleeps in epoll before it looks at the words that seldom change.
 const GLANCE: Duration = Duration::from_millis(10);
 
@@ -68,6 +70,11 @@ pub(super) struct Link {
 }
 
 impl Link {
+    /// Whether there is neither a use nor a connection.
+    fn is_parked(&self) -> bool {
+        self.remote.uses == 0 && self.connection.is_none() && !self.is_connecting
+    }
+
     /// Whether everything for the process has been handed to the kernel. With `arrival`, whether
     /// the other host has acknowledged it. `None` where there is no connection.
     pub(super) fn is_flushed(&self, arrival: bool) -> Option<bool> {
@@ -84,10 +91,14 @@ impl Link {
 pub(super) struct State {
     /// The other processes, by their numbers.
     pub(super) links: HashMap<u32, Box<Link>>,
-    /// The numbers of the processes, by the numbers of their wires.
+    /// The numbers of the processes, by the numbers of their wires. A process that was lost and
+    /// then met again has several numbers, and this table has the newest one.
     pub(super) numbers: HashMap<[u8; 16], u32>,
     /// The number that the last process got.
     pub(super) last: u32,
+    /// The peers that were parked, the oldest first, each of them once. Some of them may have a use
+    /// or a connection again, or may be forgotten.
+    pub(super) parked: VecDeque<u32>,
     /// The requests.
     pub(super) ledger: Ledger,
     /// The processes with connections.
@@ -285,10 +296,29 @@ impl State {
         }
     }
 
+    /// Keeps a peer that has neither a use nor a connection. The peer may still have a use, and
+    /// connect. It may ask whether this rank has left, or be about to prove itself. Without an
+    /// answer, the peer would count this process as lost.
+    pub(super) fn park(&mut self, number: u32) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let tokens = std::mem::take(&mut link.remote.tokens);
+        link.remote = Remote { tokens, ..Remote::new(number, link.remote.contact.clone(), false) };
+        self.parked.retain(|other| *other != number);
+        self.parked.push_back(number);
+        if self.parked.len() > MOST_PARKED {
+            let oldest =
+                self.parked.pop_front().filter(|oldest| self.links.get(oldest).is_some_and(|link| link.is_parked()));
+            oldest.into_iter().for_each(|oldest| self.forget(oldest));
+        }
+    }
+
     /// Removes a peer without uses.
     pub(super) fn forget(&mut self, number: u32) {
         if let Some(link) = self.links.remove(&number) {
-            self.numbers.remove(&link.remote.contact.id);
+            let id = link.remote.contact.id;
+            if self.numbers.get(&id) == Some(&number) {
+                self.numbers.remove(&id);
+            }
         }
         self.connected.retain(|other| *other != number);
     }
@@ -316,7 +346,7 @@ impl State {
     }
 
     /// Keeps what waits for a peer until the next send, so that both go together. Each thread sends
-    /// it before it polls or sleeps, at the latest.
+    /// what was kept before that thread polls or sleeps, at the latest.
     pub(super) fn push_soon(&mut self, number: u32) {
         let has_output = self.links.get(&number).is_some_and(|link| link.remote.has_output());
         if has_output && !self.unpushed.contains(&number) {

@@ -1,6 +1,7 @@
 //! Connections that have not proved themselves: the steps of the proof.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::mem::MaybeUninit;
 use std::time::Instant;
 
 use socket2::Socket;
@@ -30,8 +31,8 @@ enum Stage {
     Accepted,
     /// The other process has said who it is, but this process does not know the other one yet.
     Unknown,
-    /// This process has answered and waits for the proof.
-    Answered,
+    /// This process has answered the process with that id, and waits for the proof.
+    Answered([u8; 16]),
 }
 
 /// A connection that has not proved itself.
@@ -44,7 +45,7 @@ pub(super) struct Stranger {
     /// The peer, where it is known.
     pub(super) peer: Option<u32>,
     /// When the connection began. For a connection that this process has made, this is the time at
-    /// which its hello went.
+    /// which its hello went; for another one that has got an answer, the time of that answer.
     pub(super) since: Instant,
     /// Whether this process can open no more files, so that it only tells the other process so.
     is_full: bool,
@@ -67,8 +68,8 @@ pub(super) enum Step {
     Wait,
     /// This process connected, and its hello has gone.
     Sent,
-    /// This process has answered the process with that number, which connected.
-    Answered([u8; 16]),
+    /// This process has answered the process that connected.
+    Answered,
     /// Both sides have proved themselves. The value is the cipher of an encrypted connection.
     Proved(Option<Box<Cipher>>),
     /// The connection is of no use. The reason is for the log.
@@ -81,7 +82,8 @@ pub(super) enum Step {
     /// This process connected, and no way leads to the other host now. It may try again until the
     /// time has passed after which a silent host is lost, and for 30 s at most.
     NoWay(String),
-    /// This process connected, and the peer is lost: whether its process has ended, and the reason.
+    /// No later try can succeed, so the peer is lost. The flag says whether the peer's process has
+    /// ended, and the text is the reason. Either side may get this outcome.
     Fail(bool, String),
 }
 
@@ -122,6 +124,12 @@ impl Stranger {
         Ok(Stranger { peer: Some(peer), first: hello.to_bytes(), token, ..stranger })
     }
 
+    /// Whether this process can open no more files, so that the connection holds the spare
+    /// descriptor.
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
     /// Whether this process has made the connection.
     pub(super) fn is_mine(&self) -> bool {
         matches!(self.stage, Stage::Connecting | Stage::Asked | Stage::Proved(_))
@@ -149,6 +157,15 @@ impl Stranger {
         matches!(self.stage, Stage::Unknown)
     }
 
+    /// Returns the id of the process that has connected and been answered, and that this process
+    /// now expects to prove itself.
+    pub(super) fn answered(&self) -> Option<[u8; 16]> {
+        match self.stage {
+            Stage::Answered(id) => Some(id),
+            _ => None,
+        }
+    }
+
     /// How much the process that has connected has said: 0 for nothing, 1 for who it is,
     /// [`NAMED_A_TOKEN`] for a token that this process knows.
     pub(super) fn said(&self) -> u32 {
@@ -166,8 +183,8 @@ impl Stranger {
             Stage::Accepted => HELLO,
             Stage::Asked => HELLO + PROOF,
             Stage::Proved(_) => HANDSHAKE_BYTES,
-            Stage::Answered if self.first[hello::SECRET_AT] != 0 => PROOF + HANDSHAKE_BYTES,
-            Stage::Answered => PROOF,
+            Stage::Answered(_) if self.first[hello::SECRET_AT] != 0 => PROOF + HANDSHAKE_BYTES,
+            Stage::Answered(_) => PROOF,
         }
     }
 
@@ -220,7 +237,7 @@ impl Stranger {
                     _ => Step::Drop(String::new()),
                 }
             }
-            Stage::Answered => self.take_proof(inner, &came),
+            Stage::Answered(_) => self.take_proof(inner, &came),
             Stage::Connecting | Stage::Unknown => Step::Wait,
         }
     }
@@ -251,14 +268,15 @@ impl Stranger {
         } else {
             let state = inner.lock();
             let link = state.numbers.get(&hello.from).and_then(|number| state.links.get(number));
-            let link = link.filter(|link| link.remote.uses > 0 || link.connection.is_some());
             let token = link
                 .and_then(|link| link.remote.tokens.iter().find(|(token, _)| hello::name(token) == hello.token))
                 .map(|(token, _)| *token);
             self.peer = link.map(|link| link.remote.number);
             knows_others = link.is_some();
             match (link, token) {
-                (Some(link), _) if link.remote.lost.is_some() => (Answer::Lost, None),
+                // Where the other process names a token that the lost peer did not have, this
+                // process may be about to meet it again.
+                (Some(link), Some(_)) if link.remote.lost.is_some() => (Answer::Lost, None),
                 (Some(link), Some(_)) if link.connection.is_some() || is_taken(link.remote.number) => {
                     (Answer::Twice, None)
                 }
@@ -281,8 +299,8 @@ impl Stranger {
         let sent = send_all(&self.socket, &bytes);
         match (token, sent) {
             (Some(token), Ok(())) => {
-                (self.token, self.stage) = (token, Stage::Answered);
-                Step::Answered(hello.from)
+                (self.token, self.stage, self.since) = (token, Stage::Answered(hello.from), Instant::now());
+                Step::Answered
             }
             _ if answer == Answer::Secret => {
                 let (with, without) = if is_secret { ("this", "the other") } else { ("the other", "this") };
@@ -335,6 +353,12 @@ impl Stranger {
             && hello::is_proof(&self.token, Side::Accepts, &self.first, second, proof);
         if !right {
             return Step::Fail(false, format!("{address} could not prove that it belongs to this job"));
+        }
+        // The other process gives up a connection on which the proof does not come in time. If this
+        // process was stopped meanwhile, it has to try again. Once it uses the connection, an end
+        // of the connection means that the other process has gone.
+        if has_ended(&self.socket) {
+            return Step::Again(closed_early(address));
         }
         let mut bytes = hello::prove(&self.token, Side::Connects, &self.first, second).to_vec();
         let mut session = None;
@@ -409,6 +433,14 @@ pub(super) fn refused(address: &str, reason: &io::Error) -> Step {
                 _ => Step::Fail(false, why),
             }
         }
+    }
+}
+
+/// Whether the other side has closed a connection on which no bytes are to come.
+fn has_ended(socket: &Socket) -> bool {
+    match socket.peek(&mut [MaybeUninit::uninit()]) {
+        Ok(bytes) => bytes == 0,
+        Err(reason) => !matches!(reason.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
     }
 }
 

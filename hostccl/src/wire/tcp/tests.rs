@@ -12,6 +12,7 @@ use crate::wire::address;
 use crate::wire::contract::{LONG, TOKEN, introduce, pattern, receive, send, tag, until, wait};
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Request, Tag, Wire};
 
+mod again;
 mod closing;
 mod ends;
 mod processes;

@@ -56,25 +56,26 @@ impl Remote {
         newest_first.map(|(token, _)| *token).nth(tried % self.tokens.len().max(1)).unwrap_or_default()
     }
 
-    /// Notes a use of the peer by a communicator with that token. Removes a token that only stayed
-    /// because it was the last one (`end_use`).
+    /// Notes a use of the peer by a communicator with that token.
     pub(super) fn begin_use(&mut self, token: &Token) {
         self.uses += 1;
         match self.tokens.iter_mut().find(|(known, _)| known == token) {
             Some((_, uses)) => *uses += 1,
             None => self.tokens.push((*token, 1)),
         }
-        self.tokens.retain(|(_, uses)| *uses > 0);
     }
 
-    /// Notes the end of a use. The token of the last use stays while the connection does, or until
-    /// another use begins.
+    /// Notes the end of a use. When the last use ends, its token is kept, even after new uses
+    /// begin: the peer may still wait in that communicator and know only this token. At most one
+    /// such token is kept.
     pub(super) fn end_use(&mut self, token: &Token) {
         self.uses = self.uses.saturating_sub(1);
         if let Some(at) = self.tokens.iter().position(|(known, _)| known == token) {
             self.tokens[at].1 = self.tokens[at].1.saturating_sub(1);
             if self.tokens[at].1 == 0 && self.uses > 0 {
                 self.tokens.remove(at);
+            } else if self.uses == 0 {
+                self.tokens.retain(|(known, _)| known == token);
             }
         }
     }

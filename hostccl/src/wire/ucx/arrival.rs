@@ -185,8 +185,13 @@ pub(super) unsafe extern "C" fn on_greeting(
         (&mut *argument.cast::<Core>(), raw, &*params)
     };
     let Some(greeting) = Greeting::parse(raw).filter(|greeting| greeting.to == core.contact.id) else { return api::OK };
-    if let Some(peer) = core.by_id.get(&greeting.from) {
-        let is_idle = core.peers.get(peer).is_some_and(|remote| remote.stage == Stage::Idle);
+    let stage = core.by_id.get(&greeting.from).and_then(|peer| core.peers.get(peer)).map(|remote| &remote.stage);
+    // A process that is lost here may greet for a new use, for which this process has not met it
+    // again. The greeting is kept, and gets no answer: if this process does not meet the other one,
+    // this process is lost there, too.
+    let is_lost = matches!(stage, Some(Stage::Lost(_)));
+    if let Some(stage) = stage.filter(|_| !is_lost) {
+        let is_idle = *stage == Stage::Idle;
         if !is_idle {
             // Messages of the peer may follow before this function would run again, and are dropped
             // until the peer has proven itself. So the greeting is handled now.
@@ -201,7 +206,7 @@ pub(super) unsafe extern "C" fn on_greeting(
         core.strangers.pop_front();
     }
     core.strangers.push_back(greeting);
-    if params.attributes & api::HAS_REPLY != 0 && greeting.answers == [0; 16] {
+    if !is_lost && params.attributes & api::HAS_REPLY != 0 && greeting.answers == [0; 16] {
         // This process has not met the other one yet. The answer says that it lives.
         let wait = Greeting { from: greeting.to, to: greeting.from, answers: greeting.nonce, ..NOTHING };
         let _ = core.worker.greet_back(params.reply, wait);

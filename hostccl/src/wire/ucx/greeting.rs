@@ -8,9 +8,9 @@
 //!
 //! A wire that has checked the other one's proof computes the cookie that the other one's messages
 //! must carry from then on, and confirms the cookie with a message of the kind `Alive`. Messages
-//! go to a peer once it has confirmed the cookie. The cookie comes from the token as well, so
-//! somebody who does not know the token can forge neither proofs nor messages, unless that person
-//! can read the network.
+//! go to a peer once it has confirmed the cookie. The cookie comes from the token as well. Somebody
+//! who does not know the token can forge no proof. Such a person can forge messages only after
+//! reading the cookie on the network, where it is not encrypted.
 //!
 //! A process may greet before the other one has met it. The other one keeps that greeting, and
 //! answers that it lives. The greeting is repeated until the connection is ready.
@@ -230,7 +230,9 @@ impl Core {
     /// Forgets a peer that is lost and that nobody has a use for.
     pub(super) fn drop_peer(&mut self, peer: u32) {
         if let Some(remote) = self.peers.remove(&peer) {
-            self.by_id.remove(&remote.contact.id);
+            if self.by_id.get(&remote.contact.id) == Some(&peer) {
+                self.by_id.remove(&remote.contact.id);
+            }
             self.unsent.take_of(peer);
         }
     }

@@ -139,7 +139,11 @@ impl Wire for Ucx {
     fn meet(&self, contact: &Contact, token: &Token) -> Peer {
         let nonce = random_token();
         let met = self.edit(|core| {
-            let known = core.by_id.get(&contact.id).copied();
+            // A lost peer stays lost for its old uses. The network may work again, so a new use
+            // gets a peer of its own.
+            let is_lost =
+                |peer: &u32| core.peers.get(peer).is_some_and(|remote| matches!(remote.stage, Stage::Lost(_)));
+            let known = core.by_id.get(&contact.id).copied().filter(|peer| !is_lost(peer));
             let peer = known.unwrap_or_else(|| {
                 core.last_peer += 1;
                 let place = frame::parse_address(&contact.address).map_or("a process".to_owned(), |(place, _)| place);

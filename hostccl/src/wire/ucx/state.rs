@@ -102,7 +102,7 @@ pub(super) struct Core {
     pub(super) greetings: VecDeque<Greeting>,
     /// The first greetings of processes that this one has not met yet.
     pub(super) strangers: VecDeque<Greeting>,
-    /// The peers to which a connection is needed, and may exist already.
+    /// The peers that need a connection. Some of these connections may exist already.
     pub(super) connecting: Vec<u32>,
     /// Whether a request has ended, a notice has come, or a peer was lost.
     pub(super) changed: bool,

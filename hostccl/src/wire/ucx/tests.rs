@@ -447,3 +447,39 @@ fn a_killed_process_is_lost_at_once() {
         assert!(killed.elapsed() < Duration::from_secs(4), "{:?}", killed.elapsed());
     });
 }
+
+#[test]
+fn a_peer_that_was_lost_is_met_again_although_old_uses_are_left() {
+    const TOKENS: [[u8; 16]; 2] = [[1; 16], [2; 16]];
+    with_ucx(|_| {
+        let wires = [0, 1].map(|_| Arc::new(Ucx::new(Duration::from_secs(5), || ()).unwrap()));
+        let exchange = |peers: [Peer; 2]| {
+            let mut got = [0; 5];
+            let answer = contract::receive(&wires[1], peers[1], contract::tag(1), &mut got);
+            let request = contract::send(&wires[0], peers[0], contract::tag(1), b"hello");
+            let done = [contract::wait(&wires[0], &request), contract::wait(&wires[1], &answer)];
+            assert_eq!(done, [Ok(5), Ok(5)], "{:?}", peers);
+        };
+        let old = [0, 1].map(|at| wires[at].meet(&wires[1 - at].contact(), &TOKENS[0]));
+        exchange(old);
+        for (wire, peer) in wires.iter().zip(old) {
+            let lost = Lost { ended: false, why: "it has fallen silent".to_owned() };
+            wire.edit(|core| core.lose(peer.0, lost)).unwrap();
+        }
+        // The second process meets the first one after the first one has greeted.
+        let there = wires[0].meet(&wires[1].contact(), &TOKENS[1]);
+        wires[0].notify(there, 1, b"hello");
+        std::thread::sleep(Duration::from_millis(100));
+        let back = wires[1].meet(&wires[0].contact(), &TOKENS[1]);
+        exchange([there, back]);
+        for (wire, peer) in wires.iter().zip(old) {
+            assert!(wire.lost(peer).is_some());
+            wire.close(peer, &TOKENS[0]);
+        }
+        exchange([there, back]);
+        for (wire, peer) in wires.iter().zip([there, back]) {
+            assert_eq!(wire.lost(peer), None);
+            wire.close(peer, &TOKENS[1]);
+        }
+    });
+}

@@ -101,7 +101,8 @@ fn is_float(dtype: DataType) -> bool {
 }
 
 /// Returns what is wrong with a result, or `None` where the result is right. Elements for which
-/// nothing is expected must keep the byte `unset`. Where `unset` is `None`, they may have any value.
+/// nothing is expected must keep the byte `unset`. Where `unset` is `None`, they may have any
+/// value.
 pub fn complaint(
     dtype: DataType,
     got: &[u8],

@@ -9,7 +9,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// A peer to which this process tries to connect.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// When the first try began. The time in which the peer's process is stopped does not count.
+    /// When the first try began. The time in which this process or the peer's process is stopped
+    /// does not count.
     pub(super) since: Instant,
     /// When the next try may begin. This time counts only while no try is under way.
     pub(super) next: Instant,
@@ -53,6 +54,12 @@ impl Attempts {
 
     pub(super) fn remove(&mut self, peer: u32) -> Option<Attempt> {
         self.0.remove(&peer)
+    }
+
+    /// Moves the start of every try later by `pause`, because this process did not run for that
+    /// long.
+    pub(super) fn excuse(&mut self, pause: Duration, now: Instant) {
+        self.0.values_mut().for_each(|attempt| attempt.since = (attempt.since + pause).min(now));
     }
 
     /// When the next tries may begin.

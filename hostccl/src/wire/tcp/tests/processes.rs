@@ -167,6 +167,24 @@ fn a_process_that_can_open_no_more_files_says_so_to_those_that_connect() {
     assert!(child.wait().unwrap().success());
 }
 
+#[test]
+fn an_idle_connection_does_not_hold_the_last_descriptor_of_a_process() {
+    let wire = wire();
+    let (mut child, contact, mut lines) = start(&wire, "full_peer");
+    let peer = wire.meet(&contact, &TOKEN);
+    // This connection says nothing, and takes the one descriptor that is left for answers.
+    let address = crate::wire::address::parse(&contact.address, 0).unwrap();
+    let (_idle, since) = (std::net::TcpStream::connect(address).unwrap(), Instant::now());
+    assert!(lines.any(|line| line.unwrap().starts_with("trouble ")));
+    let request = send(&wire, peer, tag(0), b"hello");
+    until("the peer does not answer", || wire.trouble(peer).is_some() || wire.connected(peer));
+    // A process with files gives an idle connection 10 s.
+    assert!(since.elapsed() < Duration::from_secs(6), "{:?}", since.elapsed());
+    drop(child.stdin.take());
+    assert_eq!((wait(&wire, &request), wire.trouble(peer)), (Ok(5), None));
+    assert!(child.wait().unwrap().success());
+}
+
 /// The process that the test after this one starts. This process can open no more files, and a
 /// connection that it cannot accept waits at its listener.
 #[test]

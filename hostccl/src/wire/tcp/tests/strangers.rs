@@ -16,6 +16,19 @@ fn address_of(wire: &Arc<Tcp>) -> SocketAddr {
     address::parse(&wire.contact().address, 0).unwrap()
 }
 
+/// Connects to a wire as the process with that number. Returns the connection and the hello that
+/// was sent.
+fn greet(wire: &Arc<Tcp>, id: [u8; 16]) -> (TcpStream, [u8; HELLO]) {
+    let mut stream = TcpStream::connect(address_of(wire)).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let to = wire.contact().id;
+    let hello =
+        Hello { answer: Answer::Yes, is_secret: false, from: id, to, nonce: [1; 16], token: hello::name(&TOKEN) };
+    let first = hello.to_bytes();
+    stream.write_all(&first).unwrap();
+    (stream, first)
+}
+
 /// A process that the test plays itself. The process has named a token that the wire knows, and
 /// has not proved it yet.
 struct Unproved {
@@ -31,17 +44,22 @@ impl Unproved {
     fn connect(wire: &Arc<Tcp>) -> Unproved {
         let id = crate::token::random_token().unwrap();
         let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
-        let mut stream = TcpStream::connect(address_of(wire)).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        let to = wire.contact().id;
-        let hello =
-            Hello { answer: Answer::Yes, is_secret: false, from: id, to, nonce: [1; 16], token: hello::name(&TOKEN) };
-        let (first, mut answer) = (hello.to_bytes(), [0; HELLO + PROOF]);
-        stream.write_all(&first).unwrap();
+        Unproved::connect_as(wire, id, peer)
+    }
+
+    /// Connects as the process with that id, which the wire has met.
+    fn connect_as(wire: &Arc<Tcp>, id: [u8; 16], peer: Peer) -> Unproved {
+        let (stream, first) = greet(wire, id);
+        Unproved::answered(stream, &first, peer)
+    }
+
+    /// Reads the wire's answer to a hello.
+    fn answered(mut stream: TcpStream, first: &[u8; HELLO], peer: Peer) -> Unproved {
+        let mut answer = [0; HELLO + PROOF];
         stream.read_exact(&mut answer).unwrap();
         let (second, proof) = answer.split_at(HELLO);
-        assert!(hello::is_proof(&TOKEN, Side::Accepts, &first, second, proof));
-        Unproved { stream, peer, proof: hello::prove(&TOKEN, Side::Connects, &first, second) }
+        assert!(hello::is_proof(&TOKEN, Side::Accepts, first, second, proof));
+        Unproved { stream, peer, proof: hello::prove(&TOKEN, Side::Connects, first, second) }
     }
 
     fn prove(mut self, wire: &Tcp) -> (TcpStream, Peer) {
@@ -145,6 +163,156 @@ fn a_flood_does_not_displace_those_that_are_about_to_prove_themselves() {
     let proved: Vec<(TcpStream, Peer)> = many.into_iter().map(|one| one.prove(&wire)).collect();
     assert_eq!((proved.len(), wire.0.lock().connected.len()), (128, 128));
     still_serves(&wire);
+}
+
+#[test]
+fn a_flood_does_not_displace_those_that_have_said_who_they_are() {
+    let wire = wire();
+    let id = crate::token::random_token().unwrap();
+    let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
+    // While the test holds the lock, the wire's thread accepts nothing.
+    let held = wire.0.lock();
+    std::thread::sleep(Duration::from_millis(300));
+    let (stream, first) = greet(&wire, id);
+    let flood: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address_of(&wire)).unwrap()).collect();
+    drop(held);
+    let (_stream, _) = Unproved::answered(stream, &first, peer).prove(&wire);
+    assert_eq!(flood.len(), 200);
+}
+
+/// The other side gives up a connection on which it waits too long for the proof of a process that
+/// is stopped.
+#[test]
+fn a_process_that_was_stopped_while_it_connected_tries_again() {
+    let tries = Duration::from_secs(3);
+    let wire = Tcp::open(Options { tries, ..options() }, || ()).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (id, address) = ([9; 16], address::to_bytes(&listener.local_addr().unwrap()));
+    let peer = wire.meet(&Contact { id, address }, &TOKEN);
+    let request = send(&wire, peer, tag(0), b"hello");
+    listener.set_nonblocking(true).unwrap();
+    let accept = || {
+        let mut accepted = None;
+        until("the process does not connect", || {
+            assert_eq!(wire.lost(peer), None);
+            accepted = listener.accept().ok();
+            accepted.is_some()
+        });
+        let mut stream = accepted.unwrap().0;
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut first = [0; HELLO];
+        stream.read_exact(&mut first).unwrap();
+        let hello = Hello { from: id, to: wire.contact().id, ..Hello::parse(&first).unwrap() };
+        let second = hello.to_bytes();
+        let answer = [&second[..], &hello::prove(&TOKEN, Side::Accepts, &first, &second)].concat();
+        (stream, answer)
+    };
+    let (mut stream, answer) = accept();
+    // While the test holds the lock, the wire's thread stands still, as if it were stopped.
+    let held = wire.0.lock();
+    std::thread::sleep(Duration::from_millis(300));
+    stream.write_all(&answer).unwrap();
+    drop(stream);
+    std::thread::sleep(tries + Duration::from_millis(300));
+    drop(held);
+    let (mut stream, answer) = accept();
+    stream.write_all(&answer).unwrap();
+    let mut proof = [0; PROOF];
+    stream.read_exact(&mut proof).unwrap();
+    assert_eq!((wait(&wire, &request), wire.lost(peer)), (Ok(5), None));
+}
+
+/// Whether somebody waits at a listener that does not block.
+fn is_called(listener: &TcpListener) -> bool {
+    match listener.accept() {
+        Ok(_) => true,
+        Err(reason) => {
+            assert_eq!(reason.kind(), std::io::ErrorKind::WouldBlock);
+            false
+        }
+    }
+}
+
+/// If both processes went on, each of them could take another one of the two connections.
+#[test]
+fn a_process_leaves_the_connection_to_the_one_with_the_smaller_id() {
+    let wire = wire();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = address::to_bytes(&listener.local_addr().unwrap());
+    // The first process gives up before it proves itself, and the second one goes on.
+    let id = [0; 16];
+    let peer = wire.meet(&Contact { id, address }, &TOKEN);
+    let first = Unproved::connect_as(&wire, id, peer);
+    // From now on the wire has something to send, and would connect by itself.
+    let request = send(&wire, peer, tag(0), b"hello");
+    // It would try every 50 ms.
+    let end = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < end {
+        assert!(!is_called(&listener), "the wire connects although the other process is about to prove itself");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(first);
+    until("the wire does not connect after the other process has given up", || is_called(&listener));
+    let (_stream, _) = Unproved::connect_as(&wire, id, peer).prove(&wire);
+    assert_eq!((wait(&wire, &request), wire.lost(peer)), (Ok(5), None));
+}
+
+#[test]
+fn a_process_that_is_about_to_prove_itself_is_not_lost_for_the_tries_before() {
+    const TRIES: Duration = Duration::from_millis(300);
+    let wire = Tcp::open(Options { tries: TRIES, ..options() }, || ()).unwrap();
+    // The process accepts no connection, so this one tries again and again.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (id, address) = ([0; 16], address::to_bytes(&listener.local_addr().unwrap()));
+    let peer = wire.meet(&Contact { id, address }, &TOKEN);
+    let request = send(&wire, peer, tag(0), b"hello");
+    until("the process does not connect", || is_called(&listener));
+    let unproved = Unproved::connect_as(&wire, id, peer);
+    let end = Instant::now() + 2 * TRIES;
+    while Instant::now() < end {
+        assert_eq!(wire.lost(peer), None);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (_stream, _) = unproved.prove(&wire);
+    assert_eq!((wait(&wire, &request), wire.lost(peer)), (Ok(5), None));
+}
+
+/// The process was stopped when the proof came, and for longer than the proof may take.
+#[test]
+fn a_proof_that_came_while_this_process_was_stopped_is_taken() {
+    // The wire does not count a pause, except for its first second.
+    let patience = Duration::from_secs(3);
+    let wire = Tcp::open(Options { patience, ..options() }, || ()).unwrap();
+    let mut unproved = Unproved::connect(&wire);
+    // While the test holds the lock, the wire's thread stands still, as if it were stopped.
+    let held = wire.0.lock();
+    std::thread::sleep(Duration::from_millis(300));
+    unproved.stream.write_all(&unproved.proof).unwrap();
+    std::thread::sleep(patience + Duration::from_millis(300));
+    drop(held);
+    until("the connection is not taken", || {
+        unproved.stream.set_nonblocking(true).unwrap();
+        let read = unproved.stream.read(&mut [0]);
+        assert!(read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "the connection is closed");
+        wire.0.lock().links[&unproved.peer.0].connection.is_some()
+    });
+}
+
+#[test]
+fn a_process_that_proves_itself_after_the_last_use_here_is_connected() {
+    let wire = wire();
+    let id = [0; 16];
+    let contact = Contact { id, address: vec![] };
+    let first = wire.meet(&contact, &TOKEN);
+    let unproved = Unproved::connect_as(&wire, id, first);
+    wire.close(first, &TOKEN);
+    // The other process knows the first token alone.
+    assert_eq!(wire.meet(&contact, &[2; 16]), first);
+    let (_stream, peer) = unproved.prove(&wire);
+    assert_eq!(wire.lost(peer), None);
 }
 
 #[test]
