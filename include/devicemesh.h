@@ -820,8 +820,8 @@ typedef struct dm_recovery {
    */
   int64_t previous_epoch;
   /**
-   * The world ranks that were lost or left out since that epoch, in ascending order, also those
-   * whose place another process has taken under the same rank. NULL when there are none.
+   * The world ranks that were lost or left out since previous_epoch, in ascending order, also
+   * those whose place another process has taken under the same rank. NULL when there are none.
    */
   const int32_t *lost_ranks;
   /**
@@ -1551,9 +1551,9 @@ dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
  * dm_recover of the job, which lets this process in where its place is empty, and gives the mesh
  * of that recovery: dm_get_recovery says that this rank has joined. The dimensions that the job
  * has made exist, and no other rank takes part in this dm_init. The arguments are those of the
- * dm_init that began the job. A process whose rank the job did not have asks for the mesh with
- * further indices of the outermost dimension, which has its rank, and is let in when others fill
- * the rest of its index (DM_RECOVER_GROW). Where a spare has the place, and where a rank of the
+ * dm_init that began the job. A process whose rank the job did not have passes a larger size of
+ * the outermost dimension, so that the mesh has this rank. It is let in when processes wait for
+ * all ranks of its index (DM_RECOVER_GROW). Where a spare has the place, and where a rank of the
  * job is not in the mesh of its dm_init, this process becomes a spare. Errors of such a process:
  * DM_STATUS_TIMEOUT (no recovery has come; the next dm_init goes on waiting), DM_STATUS_MISMATCH
  * (it asks for another mesh, or its rank lives), DM_STATUS_INVALID_STATE (the job has ended),
@@ -1585,9 +1585,9 @@ dm_status dm_init(const char *device_type,
  * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
  * or none), DM_STATUS_TIMEOUT (NCCL does not answer about a communicator), DM_STATUS_ABORTED
- * (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks, or not in the
- * mesh of the last recovery), DM_STATUS_INVALID_STATE (this process waits to come into a running
- * job), DM_STATUS_UNSUPPORTED (options->world is offline).
+ * (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks, or not in
+ * the mesh of the last recovery), DM_STATUS_INVALID_STATE (this process waits to come into a
+ * running job), DM_STATUS_UNSUPPORTED (options->world is offline).
  */
 dm_status dm_from_comms(const char *device_type,
                         const int32_t *shape,
@@ -2831,10 +2831,10 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
  * rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
  * CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
- * dm_world_abort, and when a dm_recover has given the job another mesh), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
- * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank is lost; or the lost rank served the
- * store, as rank 0 may do, and then no call succeeds any more), DM_STATUS_CCL,
- * DM_STATUS_INVALID_HANDLE.
+ * dm_world_abort, and when a dm_recover has given the job another mesh), DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank
+ * is lost; or the lost rank served the store, as rank 0 may do, and then no call succeeds any
+ * more), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_shrink(const struct dm_mesh *mesh,
                     const char *dim,

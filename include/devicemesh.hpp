@@ -411,6 +411,39 @@ struct Gives {
   template <class T> static Result<T> failure(const Error &error) { return Result<T>(error); }
 };
 
+// How many groups this thread has begun by group_start() outside of group(). Their operations run
+// at group_end().
+inline std::size_t &raw_groups() noexcept
+{
+  static thread_local std::size_t count = 0;
+  return count;
+}
+
+// An abort ends the groups that its thread has open, or on cuda all later operations of the thread.
+inline dm_status aborted(dm_status status) noexcept
+{
+  if (status == DM_STATUS_OK) raw_groups() = 0;
+  return status;
+}
+
+// The number of operations that the groups of group() have collected on this thread. Defined behind
+// Collected.
+inline std::size_t collected_operations() noexcept;
+
+// The error of a call that would wait, or end, without the operations that this thread has
+// collected; nothing where there are none. The library does not know of them. tell() makes the call
+// with a timeout that the library refuses, so that the other ranks learn of the refusal. Their error
+// names that timeout, and not the group.
+template <class Tell> std::optional<Error> inside_group(const char *call, Tell tell)
+{
+  const std::size_t count = collected_operations();
+  if (count == 0) return std::nullopt;
+  tell();
+  return Error(Status::invalid_state, std::string(call) + ": this thread has not left group(); " +
+                                          (count == 1 ? "1 operation is" : std::to_string(count) + " operations are") +
+                                          " queued in it and not done: leave the group first");
+}
+
 // The functions of both styles are made of this: a status becomes a return value.
 template <class Style> struct Calls {
   template <class T> using Returns = typename Style::template Returns<T>;
@@ -480,6 +513,16 @@ template <class Style> struct Calls {
       values[at].assign(static_cast<const char *>(data), length);
     }
     return DM_STATUS_OK;
+  }
+
+  // The error of a call that gives bytes, as inside_group() gives it. call has a timeout that the
+  // library refuses.
+  template <class Call> static std::optional<Error> bytes_inside_group(const char *name, Call call)
+  {
+    return inside_group(name, [&] {
+      dm_buffers *given = nullptr;
+      return call(&given);
+    });
   }
 
   // All values of a call that gives the bytes of each rank.
@@ -971,21 +1014,6 @@ private:
 
 namespace detail {
 
-// How many groups this thread has begun by group_start() outside of group(). Their operations run
-// at group_end().
-inline std::size_t &raw_groups() noexcept
-{
-  static thread_local std::size_t count = 0;
-  return count;
-}
-
-// An abort ends the groups that its thread has open, or on cuda all later operations of the thread.
-inline dm_status aborted(dm_status status) noexcept
-{
-  if (status == DM_STATUS_OK) raw_groups() = 0;
-  return status;
-}
-
 // A Store as dm_store_callbacks; user_data is a shared_ptr of its own.
 struct StoreBridge {
   using Held = std::shared_ptr<Store>;
@@ -1146,14 +1174,23 @@ public:
 
   /// Returns when every rank of the world has called it. Collective over the world. 0: the world's
   /// timeout. See dm_world_barrier.
-  Returns<void> barrier(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_barrier(capi(), timeout.count())); }
+  Returns<void> barrier(std::chrono::milliseconds timeout = {}) const
+  {
+    if (const auto error = detail::inside_group("barrier", [&] { return dm_world_barrier(capi(), -1); }))
+      return Style::template failure<void>(*error);
+    return Calls::done(dm_world_barrier(capi(), timeout.count()));
+  }
 
   /// The bytes that each rank of the world gives, in rank order: 8 MiB at most of each, and 64 MiB
   /// of all. Collective over the world. 0: the world's timeout. See dm_world_all_gather_bytes.
   [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(std::string_view data, std::chrono::milliseconds timeout = {}) const
   {
-    return Calls::bytes_of_all(
-        [&](dm_buffers **out) { return dm_world_all_gather_bytes(capi(), data.data(), data.size(), timeout.count(), out); });
+    const auto gather = [&](std::int64_t limit) {
+      return [&, limit](dm_buffers **out) { return dm_world_all_gather_bytes(capi(), data.data(), data.size(), limit, out); };
+    };
+    if (const auto error = Calls::bytes_inside_group("all_gather_bytes", gather(-1)))
+      return Style::template failure<std::vector<std::string>>(*error);
+    return Calls::bytes_of_all(gather(timeout.count()));
   }
 
   /// The bytes that world rank root gives, 8 MiB at most; data counts on the root only. Collective
@@ -1161,8 +1198,11 @@ public:
   [[nodiscard]] Returns<std::string> broadcast_bytes(std::string_view data, Int32 root, std::chrono::milliseconds timeout = {}) const
   {
     if (!root.fits()) return Calls::template fail<std::string>(Status::invalid_argument, root.problem("broadcast_bytes", "root"));
-    return Calls::bytes_of_root(
-        [&](dm_buffers **out) { return dm_world_broadcast_bytes(capi(), data.data(), data.size(), root.value(), timeout.count(), out); });
+    const auto broadcast = [&](std::int64_t limit) {
+      return [&, limit](dm_buffers **out) { return dm_world_broadcast_bytes(capi(), data.data(), data.size(), root.value(), limit, out); };
+    };
+    if (const auto error = Calls::bytes_inside_group("broadcast_bytes", broadcast(-1))) return Style::template failure<std::string>(*error);
+    return Calls::bytes_of_root(broadcast(timeout.count()));
   }
 
   /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world.
@@ -1172,6 +1212,8 @@ public:
   {
     std::int32_t ranks = 0;
     const char *const *paths = nullptr;
+    if (const auto error = detail::inside_group("locations", [&] { return dm_world_locations(capi(), nullptr, -1, &paths); }))
+      return Style::template failure<std::vector<std::string>>(*error);
     std::vector<std::string> locations;
     dm_status status = dm_world_size(capi(), &ranks);
     if (status == DM_STATUS_OK) status = dm_world_locations(capi(), location.c_str(), timeout.count(), &paths);
@@ -1191,12 +1233,19 @@ public:
 
   /// Ends the world in order, with all its meshes. Collective over the world. 0: the world's
   /// timeout. See dm_world_finalize.
-  Returns<void> finalize(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_finalize(capi(), timeout.count())); }
+  Returns<void> finalize(std::chrono::milliseconds timeout = {}) const
+  {
+    if (const auto error = detail::inside_group("finalize", [&] { return dm_world_finalize(capi(), -1); }))
+      return Style::template failure<void>(*error);
+    return Calls::done(dm_world_finalize(capi(), timeout.count()));
+  }
 
   /// Ends the default worlds in order; the next init() of a mesh joins anew. Collective over them.
   /// See dm_default_world_finalize.
   static Returns<void> finalize_default(std::chrono::milliseconds timeout = {})
   {
+    if (const auto error = detail::inside_group("finalize_default", [] { return dm_default_world_finalize(-1); }))
+      return Style::template failure<void>(*error);
     return Calls::done(dm_default_world_finalize(timeout.count()));
   }
 
@@ -1423,13 +1472,18 @@ public:
   }
 
   // Begins the group here and in the library. The library's group takes the calls that the program
-  // makes on raw communicators.
+  // makes on raw communicators. It is begun twice, so that end() can tell whether it is open still.
   dm_status begin(const dm_mesh *mesh) noexcept
   {
     // A handle of its own, so that the group can be ended when the callback has freed the mesh.
     if (const dm_status status = dm_clone(mesh, &own_); status != DM_STATUS_OK) return status;
     if (const dm_status status = dm_group_start(own_); status != DM_STATUS_OK) return status;
+    if (const dm_status status = dm_group_start(own_); status != DM_STATUS_OK) {
+      dm_group_end(own_);
+      return status;
+    }
     mesh_ = own_;
+    is_doubled_ = true;
     outer_ = std::exchange(innermost(), this);
     return DM_STATUS_OK;
   }
@@ -1439,6 +1493,10 @@ public:
   std::optional<Error> end()
   {
     if (starts_ > 0) refuse(Error(Status::invalid_state, "group: its callback has called group_start() without group_end()"));
+    if (const dm_status status = still_open(); status != DM_STATUS_OK)
+      refuse(status == DM_STATUS_INVALID_STATE
+                 ? Error(Status::aborted, "group: an abort or a recovery in its callback has ended it, so none of its operations ran")
+                 : Error::last(status));
     std::optional<Error> failure = refused_;
     if (!failure && outer_ != nullptr) {
       // One insertion gets its memory before it moves anything, so that without memory the outer
@@ -1469,6 +1527,14 @@ public:
   void started() noexcept { ++starts_; }
   // Counts group_end() in the callback; false when it has no group_start() there.
   bool ended() noexcept { return starts_ > 0 && starts_-- > 0; }
+
+  // The operations in all groups of this thread.
+  static std::size_t count() noexcept
+  {
+    std::size_t count = 0;
+    for (const Collected *group = innermost(); group != nullptr; group = group->outer_) count += group->operations_.size();
+    return count;
+  }
 
   // Notes what was refused first.
   std::optional<Error> refuse(Error error)
@@ -1515,6 +1581,10 @@ private:
     return type != nullptr && std::strcmp(type, "cpu") == 0;
   }
 
+  // Ends the inner one of the library's two groups, which runs nothing. This fails where an abort
+  // on this thread has ended all groups of the thread. Operations would then run one by one.
+  dm_status still_open() noexcept { return std::exchange(is_doubled_, false) ? dm_group_end(mesh_) : DM_STATUS_OK; }
+
   std::optional<Error> issue()
   {
     // A mesh that was freed in the callback must not be noticed when a part is under way.
@@ -1523,8 +1593,20 @@ private:
       const dm_status status = dm_get_local_rank(operation.mesh, operation.name(), &rank);
       if (status != DM_STATUS_OK) return Error::last(status);
     }
-    for (const Operation &operation : operations_)
-      if (const dm_status status = operation.issue(operation.mesh, operation.name()); status != DM_STATUS_OK) return Error::last(status);
+    bool is_streamed = false;  // whether the library has an operation that it cannot drop any more
+    for (const Operation &operation : operations_) {
+      const dm_status status = operation.issue(operation.mesh, operation.name());
+      if (status == DM_STATUS_OK) {
+        is_streamed = is_streamed || !on_cpu(operation.mesh);
+        continue;
+      }
+      const Error error = Error::last(status);
+      // NCCL runs nothing of a group in which it has refused an operation itself. Where libdevicemesh
+      // has refused it, NCCL would run the operations before it, so their meshes end.
+      if (is_streamed && error.ccl_result() == 0)
+        for (const Operation &each : operations_) dm_abort(each.mesh);
+      return error;
+    }
     return std::nullopt;
   }
 
@@ -1535,6 +1617,7 @@ private:
     innermost() = outer_;
     if (refused_ && outer_ != nullptr) outer_->refuse(*refused_);
     for (; starts_ > 0; --starts_) dm_group_end(mesh_);
+    still_open();
     return dm_group_end(std::exchange(mesh_, nullptr));
   }
 
@@ -1542,9 +1625,12 @@ private:
   const dm_mesh *mesh_ = nullptr;  // while the library's group is open
   Collected *outer_ = nullptr;
   std::size_t starts_ = 0;
+  bool is_doubled_ = false;  // whether the library's group was begun twice, and the inner one is open
   std::vector<Operation> operations_;
   std::optional<Error> refused_;
 };
+
+inline std::size_t collected_operations() noexcept { return Collected::count(); }
 
 }  // namespace detail
 
@@ -2035,6 +2121,7 @@ public:
   /// communicator and the deadline end the wait. See dm_stream_wait.
   Returns<void> stream_wait(const Text &dim, void *stream, std::chrono::milliseconds timeout = {}) const
   {
+    if (const auto error = detail::inside_group("stream_wait", [] {})) return Style::template failure<void>(*error);
     return Calls::done(dm_stream_wait(capi(), dim.c_str(), stream, timeout.count()));
   }
 
@@ -2042,6 +2129,8 @@ public:
   /// work on devices. Collective over the group. 0: the mesh's timeout. See dm_barrier.
   Returns<void> barrier(const Text &dim = {}, std::chrono::milliseconds timeout = {}) const
   {
+    if (const auto error = detail::inside_group("barrier", [&] { return dm_barrier(capi(), dim.c_str(), -1); }))
+      return Style::template failure<void>(*error);
     return Calls::done(dm_barrier(capi(), dim.c_str(), timeout.count()));
   }
 
@@ -2051,8 +2140,12 @@ public:
   [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(const Text &dim, std::string_view data,
                                                                    std::chrono::milliseconds timeout = {}) const
   {
-    return Calls::bytes_of_all(
-        [&](dm_buffers **out) { return dm_all_gather_bytes(capi(), dim.c_str(), data.data(), data.size(), timeout.count(), out); });
+    const auto gather = [&](std::int64_t limit) {
+      return [&, limit](dm_buffers **out) { return dm_all_gather_bytes(capi(), dim.c_str(), data.data(), data.size(), limit, out); };
+    };
+    if (const auto error = Calls::bytes_inside_group("all_gather_bytes", gather(-1)))
+      return Style::template failure<std::vector<std::string>>(*error);
+    return Calls::bytes_of_all(gather(timeout.count()));
   }
 
   /// The bytes that the rank root along dim gives, 8 MiB at most; data counts on the root only.
@@ -2061,9 +2154,13 @@ public:
                                                      std::chrono::milliseconds timeout = {}) const
   {
     if (!root.fits()) return invalid<std::string>(root.problem("broadcast_bytes", "root"));
-    return Calls::bytes_of_root([&](dm_buffers **out) {
-      return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root.value(), timeout.count(), out);
-    });
+    const auto broadcast = [&](std::int64_t limit) {
+      return [&, limit](dm_buffers **out) {
+        return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root.value(), limit, out);
+      };
+    };
+    if (const auto error = Calls::bytes_inside_group("broadcast_bytes", broadcast(-1))) return Style::template failure<std::string>(*error);
+    return Calls::bytes_of_root(broadcast(timeout.count()));
   }
 
   /// Ends the root mesh on this rank, without waiting for other ranks, and wakes every call that is
@@ -2074,8 +2171,13 @@ public:
   /// it. timeout 0: the mesh's. See dm_finalize.
   Returns<void> finalize(std::chrono::milliseconds timeout = {}) const
   {
-    const dm_call_options wishes = detail::call_options(timeout);
-    return Calls::done(dm_finalize(capi(), &wishes));
+    const auto end = [&](std::chrono::milliseconds limit) {
+      const dm_call_options wishes = detail::call_options(limit);
+      return dm_finalize(capi(), &wishes);
+    };
+    if (const auto error = detail::inside_group("finalize", [&] { return end(std::chrono::milliseconds(-1)); }))
+      return Style::template failure<void>(*error);
+    return Calls::done(end(timeout));
   }
 
   /// The world ranks of this view that are known to be lost by now. Local. See dm_lost_ranks.
@@ -2500,7 +2602,11 @@ public:
   /// has returned, so that their buffers must live until group() has returned. When operations()
   /// throws or gives an error, or when one operation was refused, none of them runs and that error
   /// comes out. An operation that a group within a group refuses fails the outer group, too. Calls
-  /// through raw communicators are not collected: they join the library's group at once.
+  /// through raw communicators are not collected: they join the library's group at once. A call that
+  /// would wait or end without the collected operations (barrier(), stream_wait(), finalize() ...) is
+  /// refused with invalid_state. An abort or a recovery in operations() ends the group: none of its
+  /// operations run, and the error is aborted. On cuda, where the library refuses an operation at the
+  /// end of the group, the meshes of all of its operations end, because NCCL cannot drop the others.
   template <class Operations> Returns<void> group(Operations &&operations) const
   {
     detail::Collected collected;

@@ -181,7 +181,8 @@ pub(crate) struct Group {
     /// Whether NCCL's events record the calls of the group (ccl/profiler.rs), and this library does
     /// not.
     is_told_by_nccl: AtomicBool,
-    /// Whether a call of the group was not recorded here, because NCCL's events record it elsewhere.
+    /// Whether a call of the group was not recorded here, because NCCL's events record it
+    /// elsewhere.
     lacks_calls: AtomicBool,
 }
 
@@ -225,11 +226,11 @@ impl Group {
         self.key
     }
 
-    /// The digest of the collective calls that this rank has made in the group, and who has recorded
-    /// the calls: "nccl", or "own" for this library. NCCL tells no reduction and counts in its own
-    /// way, so only digests of calls that the same one has recorded can be compared. `None` where
-    /// the recording does not tell the digest, or the digests of ranks with equal calls may differ,
-    /// because a call runs, has failed or is recorded elsewhere.
+    /// The digest of the collective calls that this rank has made in the group, and who has
+    /// recorded the calls: "nccl", or "own" for this library. NCCL tells no reduction and counts in
+    /// its own way, so only digests of calls that the same one has recorded can be compared. `None`
+    /// where the recording does not tell the digest, or the digests of ranks with equal calls may
+    /// differ, because a call runs, has failed or is recorded elsewhere.
     pub(crate) fn digest(&self) -> Option<(&'static str, u64)> {
         if self.lacks_calls.load(Ordering::Relaxed) {
             return None;
@@ -327,10 +328,10 @@ impl Recorded {
         Recorded(Entry::NONE)
     }
 
-    /// Records that a queued call runs now.
-    pub(crate) fn start(&self) {
+    /// Records that queued calls run now.
+    pub(crate) fn start_all(queued: &[Recorded]) {
         if let Some(recorder) = get() {
-            recorder.start(self.0);
+            recorder.start(queued.iter().map(|queued| queued.0));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Deadlines and cancellation, which every wait of the library carries.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -65,11 +65,20 @@ impl Deadline {
     }
 }
 
+/// The call that has raised the flag of a mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum By {
+    Abort = 1,
+    Shrink = 2,
+    Recover = 3,
+}
+
 /// A flag that ends waits. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel {
-    /// Whether this flag itself was raised.
-    raised: Arc<AtomicBool>,
+    /// The call that has raised this flag itself, as a number ([`By`]); 0 while it is not raised.
+    raised: Arc<AtomicU8>,
     /// The flag above this one: when the flag of a world is raised, the flags of its meshes count
     /// as raised.
     above: Option<Arc<Cancel>>,
@@ -89,12 +98,17 @@ impl Cancel {
 
     /// Raises the flag. It stays raised.
     pub fn raise(&self) {
-        self.raised.store(true, Ordering::SeqCst);
+        self.raise_by(By::Abort);
+    }
+
+    /// Raises the flag of a mesh, which that call ends. Only the first call counts.
+    pub(crate) fn raise_by(&self, by: By) {
+        let _ = self.raised.compare_exchange(0, by as u8, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Whether the flag is raised.
     pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::SeqCst) || self.above.as_ref().is_some_and(|above| above.is_raised())
+        self.raised.load(Ordering::SeqCst) != 0 || self.above.as_ref().is_some_and(|above| above.is_raised())
     }
 
     /// Whether the flag counts as raised because of a flag above it.
@@ -106,7 +120,13 @@ impl Cancel {
     pub fn check(&self) -> Result<()> {
         match &self.above {
             _ if !self.is_raised() => Ok(()),
-            Some(above) if !above.is_raised() => Err(Error::aborted("the mesh was aborted by dm_abort")),
+            Some(above) if !above.is_raised() => Err(Error::aborted(match self.raised.load(Ordering::SeqCst) {
+                by if by == By::Shrink as u8 => "the mesh was ended by dm_shrink; if that call succeeds, use its mesh",
+                by if by == By::Recover as u8 => {
+                    "the mesh was ended by dm_recover; if that call succeeds, use its mesh"
+                }
+                _ => "the mesh was aborted by dm_abort",
+            })),
             _ => Err(Error::aborted("the world was aborted on this rank by dm_world_abort")),
         }
     }
@@ -231,5 +251,16 @@ mod tests {
         let soon = Deadline::after(Duration::ZERO).at_least(Duration::from_secs(60));
         assert!(soon.left() > Duration::from_secs(30) && soon.timeout().is_zero());
         assert!(later.at_least(Duration::ZERO).left() > Duration::from_secs(1));
+    }
+
+    #[test]
+    fn the_error_of_a_wait_names_the_call_that_has_ended_the_mesh() {
+        for (by, name) in [(By::Abort, "dm_abort"), (By::Shrink, "dm_shrink"), (By::Recover, "dm_recover")] {
+            let mesh = Cancel::new().child();
+            mesh.raise_by(by);
+            mesh.raise();
+            let error = mesh.check().unwrap_err();
+            assert!(error.message().contains(name), "{error}");
+        }
     }
 }

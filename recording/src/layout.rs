@@ -97,8 +97,8 @@ pub mod world {
     pub const LAUNCHER: usize = 36;
     /// The number of words of [`LAUNCHER`].
     pub const LAUNCHER_WORDS: usize = 4;
-    /// The number of the world. The worlds of a process have the numbers 1, 2 and so on in the order
-    /// of joining. Places are used again, numbers are not.
+    /// The number of the world. The worlds of a process have the numbers 1, 2 and so on in the
+    /// order of joining. Places are used again, numbers are not.
     pub const NUMBER: usize = 40;
 }
 
@@ -133,7 +133,8 @@ pub mod channel {
     pub const CALLS_BEGUN: usize = 5;
     /// The number of the last collective call that has ended well.
     pub const CALLS_ENDED: usize = 6;
-    /// How many sends and receives were begun.
+    /// How many other calls were begun: sends, receives, and operations that the program itself
+    /// issues on the communicator.
     pub const MESSAGES_BEGUN: usize = 7;
     /// The number, in the ring, of the last collective call that was begun, plus 1. 0 for none.
     pub const LAST_CALL: usize = 8;
@@ -167,14 +168,15 @@ pub mod call {
     /// to 31), the reduction (bits 32 to 39) and the state (bits 40 to 47): see
     /// [`EntryState`](crate::EntryState).
     pub const WHAT: usize = 1;
-    /// The number of the call in its channel: collective calls and messages are counted apart.
+    /// The number of the call in its channel: collective calls and other calls are counted apart.
     pub const NUMBER: usize = 2;
     /// The number of elements; for an agreement the number of its text.
     pub const COUNT: usize = 3;
     /// The root or the peer as its rank in the group (low 32 bits; all ones for none), and the low
     /// 32 bits of the stream's address.
     pub const PEER: usize = 4;
-    /// When the call was begun, in ticks. In a call of few elements it is 0 at first, for less than
+    /// When the call was begun, in ticks. A call that is queued in a group has the time at which it
+    /// was queued, until the group runs. In a call of few elements it is 0 at first, for less than
     /// a microsecond, because the writer reads the clock only once the other ranks can see the
     /// call.
     pub const BEGUN: usize = 5;

@@ -1,6 +1,8 @@
 //! The counters of recordings as text for Prometheus, in version 0.0.4 of its text format
 //! (prometheus.io, "Exposition formats").
 //!
+//! Processes of several hosts may have one number, so all labels have the host.
+//!
 //! A group that is closed keeps its counters until another group takes its place. Groups of one
 //! process with equal labels are added up. So a counter may fall where a group's place was taken.
 //! For Prometheus this is a counter that began anew. When a later world takes the place of an ended
@@ -39,8 +41,11 @@ const ENDED: Metric = Metric(
     "counter",
     "The number of the rank's last collective call in a group that has ended well, or that was handed to its stream.",
 );
-const MESSAGES: Metric =
-    Metric("messages_begun_total", "counter", "Sends and receives that the rank has begun in a group.");
+const MESSAGES: Metric = Metric(
+    "messages_begun_total",
+    "counter",
+    "Sends, receives and operations of the program's own that the rank has begun in a group.",
+);
 const RUNNING: Metric = Metric(
     "running_call_seconds",
     "gauge",
@@ -58,12 +63,14 @@ pub fn text(sources: &[Source<'_>]) -> String {
         let [info, recorded, left_out, size, epoch, begun, ended, messages, running] = &mut all;
         let process = &source.snapshot.process;
         let pid = source.pid.to_string();
-        let of_process = labels(&[("pid", &pid)]);
-        add(info, &labels(&[("pid", &pid), ("host", &process.host), ("version", &process.version)]), 1.0);
+        let own = [("pid", pid.as_str()), ("host", process.host.as_str())];
+        let of_process = labels(&own);
+        add(info, &labels(&[&own[..], &[("version", &process.version)]].concat()), 1.0);
         add(recorded, &of_process, process.calls_begun as f64);
         add(left_out, &of_process, process.channels_left_out as f64);
         for world in source.snapshot.worlds.iter().filter(|world| !world.has_ended) {
-            let of_world = labels(&[("pid", &pid), ("job_id", &world.job), ("rank", &world.rank.to_string())]);
+            let rank = world.rank.to_string();
+            let of_world = labels(&[&own[..], &[("job_id", &world.job), ("rank", &rank)]].concat());
             // Two worlds of one process may have equal labels. One of them is shown.
             size.1.insert(of_world.clone(), world.size.into());
             epoch.1.insert(of_world, world.epoch.into());
@@ -71,7 +78,7 @@ pub fn text(sources: &[Source<'_>]) -> String {
         let is_known =
             |channel: &&RecordedChannel| channel.world.is_none() || source.snapshot.world_of(channel).is_some();
         for channel in source.snapshot.channels.iter().filter(is_known) {
-            let of_group = labels_of_group(source, channel, &pid);
+            let of_group = labels_of_group(source, channel, &own);
             add(begun, &of_group, channel.calls_begun as f64);
             add(ended, &of_group, channel.calls_ended as f64);
             add(messages, &of_group, channel.messages_begun as f64);
@@ -96,7 +103,8 @@ fn add((_, samples): &mut (Metric, Samples), labels: &str, value: f64) {
     *samples.entry(labels.to_owned()).or_default() += value;
 }
 
-fn labels_of_group(source: &Source<'_>, channel: &RecordedChannel, pid: &str) -> String {
+/// The labels of a group. `own` are those of its process.
+fn labels_of_group(source: &Source<'_>, channel: &RecordedChannel, own: &[(&str, &str)]) -> String {
     let world = source.snapshot.world_of(channel);
     // A communicator without a world counts ranks of its own.
     let rank = world.map_or(channel.rank, |world| world.rank).to_string();
@@ -106,7 +114,8 @@ fn labels_of_group(source: &Source<'_>, channel: &RecordedChannel, pid: &str) ->
         1 => "agreement",
         _ => "communicator",
     };
-    labels(&[("pid", pid), ("job_id", job), ("rank", &rank), ("group", &channel.name), ("kind", kind)])
+    let of_group = [("job_id", job), ("rank", &rank), ("group", &channel.name), ("kind", kind)];
+    labels(&[own, &of_group].concat())
 }
 
 /// For how long the oldest call of an open group has run, in seconds. `None` where nobody knows.

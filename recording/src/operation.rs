@@ -60,7 +60,7 @@ operations! {
     /// rank sends.
     ReduceScatterV = 14, "reduce-scatterv";
     /// An operation that the program itself issues on the communicator of a dimension.
-    Custom = 15, "operation of the program's own";
+    Custom = 15, "own operation";
     /// A collective call of the library itself, such as `dm_init` or `dm_flatten`: the ranks agree
     /// on it in the store. Its text says which call it is.
     Agreement = 32, "agreement";
@@ -73,14 +73,15 @@ operations! {
 }
 
 impl Operation {
-    /// Whether the call concerns one peer, so that it is counted as a message.
+    /// Whether the call concerns one peer.
     pub fn is_message(self) -> bool {
         matches!(self, Operation::Send | Operation::Recv)
     }
 
-    /// Whether all ranks of a group make this call in one order, so that it belongs to the group's
-    /// digest. A message does not, and nobody knows whether the other ranks make an operation of
-    /// the program's own.
+    /// Whether all ranks of a group make this call in one order, so that it has a number among the
+    /// group's collective calls and belongs to the group's digest. A message does not, and nobody
+    /// knows whether the other ranks make an operation of the program's own. Both are counted apart
+    /// from the collective calls.
     #[inline]
     pub fn is_compared(self) -> bool {
         !matches!(self, Operation::Send | Operation::Recv | Operation::Custom)

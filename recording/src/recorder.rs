@@ -202,8 +202,8 @@ impl Recorder {
         self.renew_moment();
     }
 
-    /// Records that a call begins. The calls of one channel, other than messages, begin one after
-    /// the other, because their order is recorded.
+    /// Records that a call begins. The [collective](Operation::is_compared) calls of one channel
+    /// begin one after the other, because their order is recorded.
     #[inline]
     pub fn begin(&self, channel: Channel, call: &Call) -> Entry {
         self.begin_as(channel, call, EntryState::Running, self.clock.ticks())
@@ -262,9 +262,9 @@ impl Recorder {
     #[inline(always)]
     fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64, ticks: u64) -> Entry {
         let base = channel_base(channel.place.into());
-        let is_message = call.operation.is_message();
+        let is_collective = call.operation.is_compared();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
-        let counter = if is_message { channel::MESSAGES_BEGUN } else { channel::CALLS_BEGUN };
+        let counter = if is_collective { channel::CALLS_BEGUN } else { channel::MESSAGES_BEGUN };
         // Several threads may begin calls on one communicator at the same time, because the calls
         // take turns only later.
         let in_channel = self.words[base + counter].fetch_add(1, Relaxed) + 1;
@@ -285,17 +285,25 @@ impl Recorder {
         self.set(slot + call::ENDED, 0);
         self.set(slot + call::DIGEST, digest);
         self.words[slot + call::STAMP].store(stamp, Release);
-        if !is_message {
+        if is_collective {
             self.set(base + channel::DIGEST, digest);
             self.set(base + channel::LAST_CALL, number + 1);
         }
         self.renew_after(ticks);
-        Entry::new(number, in_channel, channel.place, is_message, ticks == NOT_LOOKED)
+        Entry::new(number, in_channel, channel.place, is_collective, ticks == NOT_LOOKED)
     }
 
-    /// Records that a queued call runs now.
-    pub fn start(&self, entry: Entry) {
-        self.change(entry, EntryState::Running, None);
+    /// Records that queued calls run now. All of them begin at this moment, because the program had
+    /// other work while they were queued.
+    pub fn start(&self, queued: impl IntoIterator<Item = Entry>) {
+        let mut begun = None;
+        for entry in queued.into_iter().filter(|entry| self.stands(*entry)) {
+            let ticks = *begun.get_or_insert_with(|| self.clock.ticks());
+            self.set(slot_base(entry.number) + call::BEGUN, ticks);
+            // A reader that sees that the call runs also sees when it began.
+            fence(Release);
+            self.change(entry, EntryState::Running, None);
+        }
     }
 
     #[inline]
@@ -363,12 +371,34 @@ impl Recorder {
         if let Some(start) = (0..(used + 1).saturating_sub(needed)).find(stands_at) {
             return start as u64 * 2;
         }
-        if used + needed > layout::MEMBER_WORDS {
-            return channel::NO_MEMBERS;
-        }
+        let Some(used) = self.room_for_members(used, needed) else { return channel::NO_MEMBERS };
         (0..needed).for_each(|at| self.set(layout::MEMBERS + used + at, packed(at)));
         self.set(header::MEMBERS_USED, (used + needed) as u64);
         used as u64 * 2
+    }
+
+    /// Where that many words of members fit behind the `used` ones. If the table is full, this
+    /// function drops the members of closed groups that stand behind the members of every open
+    /// group. `None` where there is no room even then.
+    fn room_for_members(&self, used: usize, needed: usize) -> Option<usize> {
+        let fits = |start: &usize| start + needed <= layout::MEMBER_WORDS;
+        if fits(&used) {
+            return Some(used);
+        }
+        let end = |place: &usize| {
+            let base = channel_base(*place);
+            let (start, size) = (self.get(base + channel::MEMBERS), self.get(base + channel::RANK) >> 32);
+            if start == channel::NO_MEMBERS { 0 } else { (start + size).div_ceil(2) as usize }
+        };
+        let (closed, open): (Vec<usize>, Vec<usize>) =
+            (0..layout::CHANNEL_COUNT).partition(|place| self.is_closed(*place));
+        let start = Some(open.iter().map(end).max().unwrap_or(0)).filter(fits)?;
+        for place in closed.iter().filter(|place| end(place) > start) {
+            let base = channel_base(*place);
+            // The stamp tells a reader that copies the table meanwhile that the group has changed.
+            self.rewrite(base + channel::STAMP, || self.set(base + channel::MEMBERS, channel::NO_MEMBERS));
+        }
+        Some(start)
     }
 
     /// Writes a text, and returns its number.

@@ -30,9 +30,9 @@ impl Recorder {
         (first.max(next.saturating_sub(layout::CALL_COUNT as u64))..next).any(|number| {
             let what = self.get(slot_base(number) + call::WHAT);
             let state = (what >> 40) as u8;
-            let is_message = Operation::from_number((what >> 16) as u8).is_some_and(|it| it.is_message());
+            let is_collective = Operation::from_number((what >> 16) as u8).is_some_and(|it| it.is_compared());
             let is_open = state == EntryState::Running as u8 || state == EntryState::Queued as u8;
-            what as u16 == channel.place && is_open && !is_message
+            what as u16 == channel.place && is_open && is_collective
         })
     }
 }

@@ -136,7 +136,7 @@ pub struct RecordedChannel {
     pub calls_ended: u64,
     /// How many collective calls have ended with an error.
     pub calls_failed: u64,
-    /// How many messages were begun.
+    /// How many messages and operations of the program's own were begun.
     pub messages_begun: u64,
     /// The number, in the process, of the last collective call that was begun.
     pub last_call: Option<u64>,
@@ -155,14 +155,14 @@ pub struct RecordedCall {
     pub number: u64,
     /// The place of the call's channel.
     pub channel: u16,
-    /// The number of the call in its channel, from 1. Collective calls and messages are counted
+    /// The number of the call in its channel, from 1. Collective calls and other calls are counted
     /// apart.
     pub in_channel: u64,
     /// What the call does. For an agreement, `count` is the number of the text.
     pub call: Call,
     /// The state of the call.
     pub state: EntryState,
-    /// When the call was begun, in ticks.
+    /// When the call was begun, in ticks. While the call is queued: when it was queued.
     pub begun: u64,
     /// When the call ended, in ticks. `None` while it runs.
     pub ended: Option<u64>,

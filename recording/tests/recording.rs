@@ -192,6 +192,29 @@ fn members_that_do_not_fit_are_left_out() {
     assert_eq!(sizes, [(9000, 0), (8191, 8191), (4, 4)], "the last ones stand inside the ones before");
 }
 
+/// A job that recovers again and again makes groups of other members each time.
+#[test]
+fn the_members_of_closed_groups_give_way_to_those_of_new_ones() {
+    let words = memory();
+    let recorder = Recorder::new(words, 1, "alpha", "0.2.0");
+    recorder.open_channel(&facts(1, "the world", &[0, 1, 2, 3]));
+    let most = layout::MEMBER_WORDS as u32 * 2;
+    for round in 0..50 {
+        let key = 2 + u64::from(round);
+        // The first half of the members fits beside the world's once.
+        let members: Vec<u32> = (0..most / 2 + 100).map(|member| member * 100 + round).collect();
+        let group = recorder.open_channel(&facts(key, "mesh/dp", &members));
+        let channels = read(words).channels;
+        let of_key =
+            |key: u64| channels.iter().find(|channel| channel.key == key).map(|channel| channel.members.to_vec());
+        assert_eq!(of_key(1).unwrap(), [0, 1, 2, 3]);
+        assert!(of_key(key).unwrap() == members, "round {round}");
+        // The group before has no members, and not those of another group.
+        assert!(round == 0 || of_key(key - 1).unwrap_or_default().is_empty(), "round {round}");
+        recorder.set_channel_state(group, ChannelState::Closed);
+    }
+}
+
 /// Each group of a recording may name all members.
 #[test]
 fn groups_share_the_memory_of_their_members() {
@@ -275,7 +298,8 @@ fn a_digest_counts_when_all_calls_of_its_group_have_ended_well() {
     assert_eq!(recorder.settled_digest(channel), None, "a call has failed");
     recorder.end(recorder.begin(channel, &all_reduce(8)), EntryState::Done);
     assert_eq!(recorder.settled_digest(channel), None, "the failed call may have been made again");
-    assert_eq!(read(words).channels[0].calls_failed, 1);
+    let recorded = &read(words).channels[0];
+    assert_eq!((recorded.calls_begun, recorded.messages_begun, recorded.calls_failed), (4, 2, 1));
 
     recorder.set_channel_state(channel, ChannelState::Closed);
     assert_eq!((recorder.settled_digest(channel), recorder.settled_digest(Channel::NONE)), (None, None));
@@ -329,7 +353,7 @@ fn a_group_of_an_ended_world_does_not_pass_to_the_next_world() {
     assert_eq!(of, [None, Some(9)]);
     let text = metrics::text(&[metrics::Source { snapshot: &snapshot, pid: 12, now: None }]);
     let begun: Vec<&str> = text.lines().filter(|line| line.starts_with("devicemesh_calls_begun_total{")).collect();
-    let labels = r#"pid="12",job_id="ninth",rank="9",group="mesh/tp",kind="dimension""#;
+    let labels = r#"pid="12",host="alpha",job_id="ninth",rank="9",group="mesh/tp",kind="dimension""#;
     assert_eq!(begun, [format!("devicemesh_calls_begun_total{{{labels}}} 1")]);
 
     // The first world ends once, and its end does not concern the world in its place.
@@ -427,6 +451,24 @@ fn a_process_finds_its_own_calls_that_run() {
     assert_eq!(groups(), [(5, 1)]);
 }
 
+/// The program may have other work while it puts calls into a group.
+#[test]
+fn queued_calls_begin_when_their_group_runs() {
+    let words = memory();
+    let recorder = recorder(words);
+    let channel = recorder.open_channel(&facts(9, "mesh/tp", &[4, 5]));
+    let [first, second] = [1, 2].map(|count| recorder.queue(channel, &all_reduce(count)));
+    let times = || read(words).calls.iter().map(|call| (call.state, call.begun)).collect::<Vec<_>>();
+    let [(EntryState::Queued, _), (EntryState::Queued, queued)] = times()[..] else { panic!("{:?}", times()) };
+    let after = read(words).process.clock.ticks();
+    recorder.start([Entry::NONE, first, second]);
+    let [(EntryState::Running, one), (EntryState::Running, other)] = times()[..] else { panic!("{:?}", times()) };
+    assert!(queued <= after && after <= one && one == other, "{queued}, {after}, {one}, {other}");
+    // A call that waits for nobody has one time, and this is not the time at which it was queued.
+    recorder.end_after(first, EntryState::Done, Wait::None);
+    assert_eq!(read(words).calls[0].ended, Some(one));
+}
+
 #[test]
 fn counters_are_text_for_prometheus() {
     let words = memory();
@@ -454,15 +496,16 @@ fn counters_are_text_for_prometheus() {
     let now = snapshot.process.clock.moment();
     let source = metrics::Source { snapshot: &snapshot, pid: 12, now: Some(now) };
     let text = metrics::text(&[source]);
-    let of =
-        |group: &str| format!(r#"{{pid="12",job_id="ll\"ama\\\n",rank="5",group="mesh/{group}",kind="dimension"}}"#);
+    let of = |group: &str| {
+        format!(r#"{{pid="12",host="alpha",job_id="ll\"ama\\\n",rank="5",group="mesh/{group}",kind="dimension"}}"#)
+    };
     let lines: Vec<&str> = text.lines().collect();
     for line in [
         r#"devicemesh_process_info{pid="12",host="alpha",version="0.2.0"} 1"#.to_owned(),
-        r#"devicemesh_recorded_calls_total{pid="12"} 6"#.to_owned(),
-        r#"devicemesh_unrecorded_groups_total{pid="12"} 0"#.to_owned(),
-        r#"devicemesh_world_size{pid="12",job_id="ll\"ama\\\n",rank="5"} 8"#.to_owned(),
-        r#"devicemesh_world_epoch{pid="12",job_id="ll\"ama\\\n",rank="5"} 3"#.to_owned(),
+        r#"devicemesh_recorded_calls_total{pid="12",host="alpha"} 6"#.to_owned(),
+        r#"devicemesh_unrecorded_groups_total{pid="12",host="alpha"} 0"#.to_owned(),
+        r#"devicemesh_world_size{pid="12",host="alpha",job_id="ll\"ama\\\n",rank="5"} 8"#.to_owned(),
+        r#"devicemesh_world_epoch{pid="12",host="alpha",job_id="ll\"ama\\\n",rank="5"} 3"#.to_owned(),
         format!("devicemesh_calls_begun_total{} 4", of("tp")),
         format!("devicemesh_calls_ended_total{} 3", of("tp")),
         format!("devicemesh_calls_begun_total{} 1", of("dp")),
@@ -480,6 +523,17 @@ fn counters_are_text_for_prometheus() {
         let of_name = |prefix: &str| lines.iter().position(|line| line.starts_with(&format!("# {prefix} {name} ")));
         let at = lines.iter().position(|other| other == line);
         assert!(of_name("HELP") < of_name("TYPE") && of_name("TYPE") < at, "{line}\n{text}");
+    }
+    // Processes of two hosts may have one number.
+    let mut other = snapshot.clone();
+    other.process.host = "beta".to_owned();
+    let both = metrics::text(&[source, metrics::Source { snapshot: &other, ..source }]);
+    for line in lines.iter().filter(|line| line.contains("{") && !line.contains(&running)) {
+        let of_other = line.replace(r#"host="alpha""#, r#"host="beta""#);
+        assert!(
+            both.lines().any(|it| it == *line) && both.lines().any(|it| it == of_other),
+            "{line} is not in\n{both}"
+        );
     }
     let ended = metrics::text(&[metrics::Source { now: None, ..source }]);
     assert!(!ended.contains("devicemesh_running_call_seconds{"), "{ended}");

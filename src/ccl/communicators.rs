@@ -91,7 +91,8 @@ impl Library {
     }
 
     /// Starts `ncclCommSplit` of a parent with nothing outstanding. The child's handle is written
-    /// to `child` by the time [`poll`](Library::poll) of the *parent* says that it is done.
+    /// to `child` by the time [`poll`](Library::poll) of the *parent* says that it is done. The
+    /// host engine waits for the other ranks for at most `millis` milliseconds.
     ///
     /// # Safety
     /// `child` is valid and stays where it is until then.
@@ -102,11 +103,13 @@ impl Library {
         key: i32,
         child: *mut RawComm,
         config: &mut CommConfig,
+        millis: u64,
     ) -> Result<()> {
         let Some(split) = self.functions.split else {
             return Err(Error::unsupported(format!("{} has no ncclCommSplit", self.label())));
         };
         self.name_next_call(&CallName::OF_MAKING);
+        self.limit_next_call(parent, millis);
         // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the
         // caller keeps in place.
         let code = hostccl::without_thread(|| unsafe { split(parent, color, key, child, config.as_mut_ptr()) });
@@ -115,7 +118,8 @@ impl Library {
 
     /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: calls in progress on the parent end, and
     /// the ranks that are not `excluded` get a child. The child's handle is written when
-    /// [`split`](Library::split) would write it. After that, the parent can only be aborted.
+    /// [`split`](Library::split) would write it. After that, the parent can only be aborted. The
+    /// host engine waits for the other ranks for at most `millis` milliseconds.
     ///
     /// # Safety
     /// The conditions of [`split`](Library::split) hold.
@@ -125,10 +129,15 @@ impl Library {
         excluded: &mut [i32],
         child: *mut RawComm,
         config: &mut CommConfig,
+        millis: u64,
     ) -> Result<()> {
         self.check_can_shrink()?;
         let Some(shrink) = self.functions.shrink else { return Ok(()) };
         let count = int(excluded.len());
+        // The engine takes the time of a shrink from the parent. Nothing else begins on the parent
+        // any more, so the change harms no call. A refusal does no harm either: the polling ends at
+        // the deadline anyway.
+        let _ = self.set_timeout(parent, millis);
         // SAFETY: the parent is live (its owner calls), the list has that many ranks (NCCL sorts it
         // in place and copies it), and `child` is a valid out-parameter that the caller keeps in
         // place.

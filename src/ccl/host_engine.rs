@@ -23,6 +23,20 @@ impl Library {
         }
     }
 
+    /// Sets how long the calling thread's next operation or split on this communicator may wait for
+    /// its peers, in milliseconds and at least one. Returns whether the time holds for that call
+    /// alone. In an older engine it holds for all later calls on the communicator.
+    pub(crate) fn limit_next_call(&self, comm: RawComm, millis: u64) -> bool {
+        let Some(set) = self.functions.host_next_call_timeout else {
+            // Where the engine refuses the time, the communicator has failed, and so does the call.
+            let _ = self.set_timeout(comm, millis);
+            return false;
+        };
+        // SAFETY: the function has no requirements.
+        unsafe { set(engine_millis(millis)) };
+        true
+    }
+
     /// Whether a call of this thread has waited for another rank since the last call of this
     /// function. Only the embedded engine knows.
     #[inline]
@@ -31,12 +45,12 @@ impl Library {
     }
 
     /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at
-    /// least one. The limit holds for the making of the communicator too.
+    /// least one, where no time goes with the call. The limit holds for the making of the
+    /// communicator too.
     pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {
-        let millis = i64::try_from(millis.max(1)).unwrap_or(i64::MAX);
         match self.functions.host_set_timeout {
             // SAFETY: the communicator is live.
-            Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, millis) }),
+            Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, engine_millis(millis)) }),
             None => Ok(()),
         }
     }
@@ -79,10 +93,10 @@ impl Library {
         self.check(call, comm, unsafe { refuse(comm, text.as_ptr()) })
     }
 
-    /// Lets `pause` pass between two polls of a communicator. The host engine uses this time to make
-    /// the communicator, and ends the pause when nothing is in progress any more. On the host engine
-    /// the pause is ten times as long, at least 2 ms and at most 20 ms. So a deadline may be overrun
-    /// by 20 ms.
+    /// Lets `pause` pass between two polls of a communicator. The host engine uses this time to
+    /// make the communicator, and ends the pause when nothing is in progress any more. On the host
+    /// engine the pause is ten times as long, at least 2 ms and at most 20 ms. So a deadline may be
+    /// overrun by 20 ms.
     pub(crate) fn rest(&self, comm: RawComm, pause: Duration) {
         let mut state = result::SUCCESS;
         let millis = (pause.as_millis() as i64 * 10).clamp(2, 20);
@@ -93,6 +107,11 @@ impl Library {
             _ => std::thread::sleep(pause),
         }
     }
+}
+
+/// Returns a time as the engine takes it. Zero would stand for no time.
+fn engine_millis(millis: u64) -> i64 {
+    i64::try_from(millis.max(1)).unwrap_or(i64::MAX)
 }
 
 /// Writes the answer of the question `data` as a C string, and returns whether there is one.

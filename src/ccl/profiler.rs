@@ -14,13 +14,16 @@
 //!
 //! # What is recorded
 //!
-//! - A call begins when NCCL launches it, on the thread of the program ([`COLLECTIVE`],
-//!   [`MESSAGE`], [`COPY_COLLECTIVE`]). When the launch is over, the call is
-//!   [`EntryState::Issued`]: its stream has it.
+//! - A call begins when NCCL launches it ([`COLLECTIVE`], [`MESSAGE`], [`COPY_COLLECTIVE`]), on the
+//!   thread of the program. When the launch is over, the call is [`EntryState::Issued`]: its stream
+//!   has it.
 //! - The kernel of a call runs in several channels of NCCL. NCCL tells when each channel begins and
 //!   ends ([`KERNEL`]), on its proxy thread. When all channels have ended, the call is
-//!   [`EntryState::Done`].
-//! - A replay of a CUDA graph launches nothing, so NCCL tells of its first launch alone.
+//!   [`EntryState::Done`]. A message is done when all of the channels that have begun have ended,
+//!   because NCCL announces more channels than it uses for a small message (nccl#2056).
+//! - A call of a CUDA graph begins each time that the graph is replayed, on a thread of CUDA. NCCL
+//!   tells of it because this plugin asks for the ends of kernels. Version 3 cannot ask for them,
+//!   so there NCCL may tell of such calls on some of the ranks only.
 //! - NCCL does not tell the reduction.
 //! - The calls of a communicator that a mesh has made belong to the dimension's group of the
 //!   recording, which has its name (`mesh/tp`) and its ranks (the module `expected`). Version 3
@@ -46,7 +49,7 @@ pub(crate) use self::calls::records_its_calls;
 use self::calls::{Communicator, Described};
 pub(crate) use self::expected::{Expected, expect};
 use super::types::{DATA_TYPES, NcclResult, result};
-use crate::recorder::launched::{end_channel, end_launch};
+use crate::recorder::launched::{Left, begin_channel, end_channel, end_launch};
 
 /// The kinds of events, as NCCL numbers them.
 const COLLECTIVE: u64 = 1 << 1;
@@ -269,11 +272,11 @@ unsafe extern "C" fn start_event_v3(
         *handle = match u64::from(*event.cast::<u8>()) {
             COLLECTIVE => {
                 let Event { rank, body: Named { name, hash, body }, .. } = &*event.cast::<Event<Named<Collective>>>();
-                launched(open(*name, *hash, *rank), &body.call(), 0)
+                launched(open(*name, *hash, *rank), &body.call(), Left::Unknown)
             }
             MESSAGE => {
                 let Event { rank, body: Named { name, hash, body }, .. } = &*event.cast::<Event<Named<Message>>>();
-                launched(open(*name, *hash, *rank), &body.call(), 0)
+                launched(open(*name, *hash, *rank), &body.call(), Left::Unknown)
             }
             _ => ptr::null_mut(),
         };
@@ -308,18 +311,24 @@ unsafe fn start(context: *mut c_void, handle: *mut *mut c_void, event: *const c_
         *handle = match kind {
             COLLECTIVE => {
                 let of = &(*event.cast::<Event<Collective>>()).body;
-                launched(communicator, &of.call(), of.channels)
+                let left = if of.channels == 0 { Left::Unknown } else { Left::Channels(of.channels) };
+                launched(communicator, &of.call(), left)
             }
             // A copy engine has no kernel, and its event ends when its work is handed over.
             COPY_COLLECTIVE => {
                 let of = &(*event.cast::<Event<Collective>>()).body;
-                launched(communicator, &of.call(), 0)
+                launched(communicator, &of.call(), Left::Unknown)
             }
             MESSAGE => {
                 let of = &(*event.cast::<Event<Message>>()).body;
-                launched(communicator, &of.call(), of.channels)
+                let left = if of.channels == 0 { Left::Unknown } else { Left::Begun(0) };
+                launched(communicator, &of.call(), left)
             }
-            KERNEL => handle_of(number_of((*event.cast::<Event<u8>>()).parent).0, true),
+            KERNEL => {
+                let (number, _) = number_of((*event.cast::<Event<u8>>()).parent);
+                begin_channel(number);
+                handle_of(number, true)
+            }
             _ => ptr::null_mut(),
         };
     }
@@ -376,8 +385,8 @@ unsafe fn communicator<'a>(context: *mut c_void) -> Option<&'a Communicator> {
 }
 
 /// The handle of a call that is launched on a communicator.
-fn launched(communicator: Option<&Communicator>, call: &Call, channels: u8) -> *mut c_void {
-    handle_of(communicator.map_or(0, |communicator| communicator.launch(call, channels)), false)
+fn launched(communicator: Option<&Communicator>, call: &Call, left: Left) -> *mut c_void {
+    handle_of(communicator.map_or(0, |communicator| communicator.launch(call, left)), false)
 }
 
 /// Ends a launch, or what one of NCCL's channels does of a call.

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::cuda::{Code, Driver};
+use super::current_device::CurrentDevice;
 use crate::error::Result;
 
 /// `CUDA_ERROR_NOT_READY`: the stream still has work.
@@ -18,6 +19,8 @@ pub(crate) struct Stream {
     driver: &'static Driver,
     /// The `CUstream`.
     stream: *mut c_void,
+    /// The device of the stream. The program may have made another one current meanwhile.
+    device: CurrentDevice,
     allocate: unsafe extern "C" fn(*mut u64, usize) -> Code,
     free: unsafe extern "C" fn(u64) -> Code,
     upload: unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> Code,
@@ -41,6 +44,7 @@ impl Stream {
             Stream {
                 driver,
                 stream: std::ptr::null_mut(),
+                device: CurrentDevice::of_this_thread(None)?,
                 allocate: driver.function("cuMemAlloc_v2")?,
                 free: driver.function("cuMemFree_v2")?,
                 upload: driver.function("cuMemcpyHtoDAsync_v2")?,
@@ -74,10 +78,23 @@ impl Stream {
         }
     }
 
+    /// Runs `work` with the stream's device current on this thread, and makes the thread's own
+    /// device current again. A thread that had no current device has the stream's device
+    /// afterwards.
+    fn on_device(&self, work: impl FnOnce() -> Code) -> Result<Code> {
+        let own = CurrentDevice::of_this_thread(None)?;
+        self.device.select()?;
+        let code = work();
+        // The work is done. A device that cannot be selected is an error of the thread's next call.
+        let _ = own.select();
+        Ok(code)
+    }
+
+    /// Memory on the stream's device.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<*mut u8> {
         let mut address = 0;
         // SAFETY: the out-parameter is valid.
-        let code = unsafe { (self.allocate)(&mut address, bytes) };
+        let code = self.on_device(|| unsafe { (self.allocate)(&mut address, bytes) })?;
         let allocated = self.driver.check("cuMemAlloc", code);
         allocated.map_err(|error| error.within(&format!("no memory for {bytes} bytes")))?;
         Ok(address as *mut u8)
@@ -86,27 +103,31 @@ impl Stream {
     /// Gives memory back that [`allocate`](Stream::allocate) gave, when the stream is idle.
     pub(crate) fn free(&self, address: *mut u8) {
         // SAFETY: the driver allocated it, and no work on the stream uses it any more.
-        unsafe { (self.free)(address as u64) };
+        let free = || unsafe { (self.free)(address as u64) };
+        // The memory of a device that fails is not needed any more.
+        let _ = self.on_device(free);
     }
 
     /// Queues a copy from the host. The bytes must stay until the stream is idle.
     pub(crate) fn upload(&self, to: *mut u8, from: &[u8]) -> Result<()> {
         // SAFETY: `to` lies in a buffer with room for them; the caller waits for the stream.
-        let code = unsafe { (self.upload)(to as u64, from.as_ptr().cast(), from.len(), self.stream) };
+        let upload = || unsafe { (self.upload)(to as u64, from.as_ptr().cast(), from.len(), self.stream) };
+        let code = self.on_device(upload)?;
         self.driver.check("cuMemcpyHtoDAsync", code)
     }
 
     /// Queues a copy to the host. `to` must stay until the stream is idle.
     pub(crate) fn download(&self, to: &mut [u8], from: *mut u8) -> Result<()> {
         // SAFETY: as in `upload`, the other way.
-        let code = unsafe { (self.download)(to.as_mut_ptr().cast(), from as u64, to.len(), self.stream) };
+        let download = || unsafe { (self.download)(to.as_mut_ptr().cast(), from as u64, to.len(), self.stream) };
+        let code = self.on_device(download)?;
         self.driver.check("cuMemcpyDtoHAsync", code)
     }
 
     /// Queues a copy between two buffers.
     pub(crate) fn copy(&self, to: *mut u8, from: *mut u8, bytes: usize) -> Result<()> {
         // SAFETY: both buffers hold that many bytes, and are kept until the stream is idle.
-        let code = unsafe { (self.copy)(to as u64, from as u64, bytes, self.stream) };
+        let code = self.on_device(|| unsafe { (self.copy)(to as u64, from as u64, bytes, self.stream) })?;
         self.driver.check("cuMemcpyDtoDAsync", code)
     }
 }

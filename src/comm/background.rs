@@ -40,7 +40,7 @@ impl<T> Pending<T> {
         match (progress, waited) {
             (Progress::Done(done), _) => Ok(done),
             (_, Err(error)) => Err(error),
-            (_, Ok(())) => Err(Error::internal("a wait for a thread ended before it")),
+            (_, Ok(())) => Err(Error::internal("the wait for a thread returned before the thread was done")),
         }
     }
 }

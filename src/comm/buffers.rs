@@ -114,8 +114,9 @@ impl Memory {
         }
     }
 
-    /// Returns a buffer of that many bytes. Fails with `DM_STATUS_DEVICE` where there is no memory
-    /// for it.
+    /// Returns a buffer of that many bytes. On a device it lies on the device of this memory, also
+    /// where another one is current on the thread by now. Fails with `DM_STATUS_DEVICE` where there
+    /// is no memory for it.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         let too_large = || Error::no_memory(bytes);
         let capacity = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;

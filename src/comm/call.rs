@@ -91,8 +91,8 @@ impl<'a> Call<'a> {
     }
 
     /// Does what [`agree`](Call::agree) does, in a scope that is made for this call. Returns `None`
-    /// when this rank's caller was told before how the call ended, so the others are in another
-    /// scope.
+    /// when this call has failed on all ranks, and this rank's caller was told of the failure in an
+    /// earlier call. The other ranks are in another scope by then.
     pub(super) fn agree_once(self, scope: &Scope, text: &str) -> Result<Option<AgreedCall<'a>>> {
         let round = self.wait.outcome(scope.agree_once(text, &self.wait))?;
         Ok(round.map(|round| AgreedCall { call: self, round }))

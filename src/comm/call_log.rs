@@ -97,6 +97,9 @@ impl Log {
     fn publish(&mut self, world: &World) -> Result<()> {
         for change in &mut self.changes {
             let Change::Made { communicator, raw, timeout, is_published } = change else { continue };
+            if !raw.is_null() {
+                communicator.set_default_timeout(*raw, millis(*timeout))?;
+            }
             *is_published = true;
             if raw.is_null() {
                 communicator.set_absent();
@@ -104,7 +107,6 @@ impl Log {
             }
             communicator.set_ready(*raw)?;
             world.comms().add_living(communicator);
-            communicator.set_timeout(millis(*timeout))?;
             communicator.end_with_recovery(world.rendezvous());
         }
         Ok(())

@@ -119,8 +119,15 @@ pub(crate) struct Communicator {
     /// `None` before the first try, and after a try that succeeded, because a scope keeps the
     /// store of the world.
     scope: Mutex<Option<Arc<Scope>>>,
-    /// The milliseconds that [`set_timeout`](Communicator::set_timeout) has set last.
+    /// The timeout of the mesh that has used the communicator last, in milliseconds; 0 before the
+    /// first use. Only [`patience`](Communicator::patience) reads it. Calls have the timeouts of
+    /// their own meshes.
     timeout_millis: AtomicU64,
+    /// How long the host engine lets a call wait that brings no timeout, in milliseconds; 0 where
+    /// this is not known. Calls of meshes with this timeout bring none. The value is set before a
+    /// program can use the communicator, and then stays, except in an engine without timeouts of
+    /// single calls.
+    engine_millis: AtomicU64,
     /// The name under which the ranks of an agreed call know the communicator. The name is equal
     /// on all its ranks, and no other communicator has it. The field is empty where no such call
     /// planned the communicator.
@@ -145,6 +152,7 @@ impl Communicator {
             first_use,
             scope: Mutex::default(),
             timeout_millis: AtomicU64::new(0),
+            engine_millis: AtomicU64::new(0),
             agreed_name: OnceLock::new(),
             failure: FirstFailure::default(),
             _own: Own::new(()),
@@ -191,7 +199,12 @@ impl Communicator {
         }
     }
 
-    /// Forgets the scope, which the made communicator does not need.
+    /// Whether the communicator keeps a scope.
+    pub(super) fn has_scope(&self) -> bool {
+        self.scope.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Forgets the scope, which a made communicator does not need.
     pub(super) fn forget_scope(&self) {
         self.scope.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -223,9 +236,11 @@ impl Communicator {
             return Ok(raw);
         }
         Err(match (self.state(), self.earlier_failure()) {
-            (State::Aborted, Some(earlier)) => {
-                Error::aborted(format!("it was aborted, and before that {}", earlier.message()))
-            }
+            (State::Aborted, Some(earlier)) => Error::aborted(format!(
+                "the communicator of {} was aborted, after it had failed: {}",
+                self.label(),
+                earlier.message()
+            )),
             (State::Aborted, None) => Error::aborted(format!(
                 "the communicator of {} was aborted: dm_abort ended this mesh or another one that shares it; make the mesh anew (dm_init)",
                 self.label()
@@ -247,9 +262,9 @@ impl Communicator {
         self.ready().map(drop)
     }
 
-    /// Makes calls that are blocked in this communicator end when another rank of `world` has
-    /// begun a recovery, because a rank for which they wait may never come. Only the host
-    /// engine does this.
+    /// Lets the host engine end calls that are blocked in this communicator when another rank of
+    /// `world` has begun a recovery. A rank for which they wait may never make its call. Other
+    /// libraries do nothing here.
     pub(super) fn end_with_recovery(&self, world: &rendezvous::World) {
         let question = world.recovery_question().filter(|_| !self.raw().is_null());
         question.into_iter().for_each(|question| self.library.set_interrupt(self.raw(), question));
@@ -334,11 +349,41 @@ impl Communicator {
 
     /// Marks the communicator as finalized and returns the raw communicator, which the caller then
     /// ends. Returns `None` when the communicator has ended already or stays the caller's. Fails
-    /// where another thread stays inside a call for `patience`; that thread then aborts the
-    /// communicator when its call returns.
+    /// where another thread stays inside a call for `patience`, or for [`PATIENCE`] if that is
+    /// shorter. That thread then aborts the communicator when its call returns.
     pub(super) fn take_to_finalize(&self, patience: Duration) -> Result<Option<RawComm>> {
         self.end(State::Finalized);
         self.handle.take(&Deadline::after(patience.min(PATIENCE)))
+    }
+
+    /// Sets how many milliseconds a call on `raw` waits if it brings no timeout. `raw` is not in
+    /// place yet.
+    pub(super) fn set_default_timeout(&self, raw: RawComm, millis: u64) -> Result<()> {
+        self.library.set_timeout(raw, millis)?;
+        self.engine_millis.store(millis, Ordering::Relaxed);
+        self.note_timeout(millis);
+        Ok(())
+    }
+
+    /// Gives the calling thread's next call on the communicator a timeout, in milliseconds. The
+    /// timeout goes with the call, because meshes with different timeouts may share the
+    /// communicator, and several threads may use it. Libraries with streams have no timeouts.
+    #[inline]
+    pub(super) fn limit_next_call(&self, raw: RawComm, millis: u64) {
+        // Most calls have the timeout that the engine has for the communicator. A load takes less
+        // time than a call of the engine.
+        if self.engine_millis.load(Ordering::Relaxed) != millis && !self.library.limit_next_call(raw, millis) {
+            self.engine_millis.store(millis, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes the timeout of a mesh that uses the communicator, in milliseconds.
+    pub(super) fn note_timeout(&self, millis: u64) {
+        // Every operation calls this function, and the timeout is nearly always noted already. A
+        // load takes less time than a store to memory that other threads read.
+        if self.timeout_millis.load(Ordering::Relaxed) != millis {
+            self.timeout_millis.store(millis, Ordering::Relaxed);
+        }
     }
 
     /// Returns how long the end of the communicator, or a question about it, may take: the timeout

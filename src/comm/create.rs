@@ -24,6 +24,9 @@ impl RootComms {
     /// A mesh with its communicators. **Collective over the world** (also for ranks outside the
     /// mesh). A process that joins a running job waits for its next recovery instead, and gets the
     /// mesh of that epoch.
+    ///
+    /// The mesh must have this world's device type and this process's rank, and only ranks of this
+    /// world. If one rank gives another mesh, all ranks get `Status::InvalidArgument`.
     pub fn create(world: &Arc<World>, mesh: Mesh, options: &MeshOptions) -> Result<Arc<RootComms>> {
         RootComms::create_by(world, mesh, options, None)
     }
@@ -37,6 +40,7 @@ impl RootComms {
         deadline: Option<Deadline>,
     ) -> Result<Arc<RootComms>> {
         world.alive()?;
+        world.tell_if_refused("dm_init", || check_fits(world, &mesh))?;
         options.check_dims(mesh.ndim())?;
         let timeout = options.timeout.unwrap_or(world.rendezvous().timeout());
         let spec = RootSpec {
@@ -153,16 +157,41 @@ impl RootComms {
         if let Some(world) = root.world() {
             world.register(as_weak(&root));
             adopted.iter().for_each(|communicator| communicator.end_with_recovery(world.rendezvous()));
-            // From here on dm_world_abort on another thread finds the root and ends communicators
-            // that the root owns. After a failure they would be the caller's, who would end them a
-            // second time. So this call does not fail any more. If an abort came too early to find
-            // the root, this rank aborts the root here. An end that takes long goes on in the
-            // background.
+            // From here on dm_world_abort on another thread can end the communicators that the root
+            // owns. If this call failed now, the caller would own them again, and would end them a
+            // second time. So this call does not fail after this point. If an abort came before the
+            // root was registered, this rank aborts the root here. An abort that takes long
+            // continues in the background.
             if root.alive().is_err() {
                 let _ = root.abort();
             }
         }
         Ok(root)
+    }
+}
+
+/// Fails where the mesh was made for another device type, for another rank, or for a larger world.
+fn check_fits(world: &World, mesh: &Mesh) -> Result<()> {
+    let (device_type, rank, size) = (world.rendezvous().device_type(), world.rank(), world.size());
+    if mesh.device_type() != device_type {
+        return Err(Error::invalid(format!(
+            "{} has device type {}, but the world was joined for device type {device_type}",
+            mesh.describe(),
+            mesh.device_type()
+        )));
+    }
+    if usize::try_from(mesh.rank()) != Ok(rank) {
+        return Err(Error::invalid(format!(
+            "{} was made for rank {}, but this is rank {rank} of the world",
+            mesh.describe(),
+            mesh.rank()
+        )));
+    }
+    match mesh.largest_root_rank().filter(|largest| usize::try_from(*largest).is_ok_and(|largest| largest >= size)) {
+        Some(beyond) => {
+            Err(Error::invalid(format!("{} has rank {beyond}, but the world has {size} ranks", mesh.describe())))
+        }
+        None => Ok(()),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::call::{AgreedCall, Call, Peers, Work};
 use super::communicator::{Communicator, FirstUse, State};
 use super::maker::Maker;
-use super::names::{named_config, parent_config};
+use super::names::{name_key, named_config, parent_config};
 use super::options::DimOptions;
 use super::root::RootComms;
 use super::world::World;
@@ -138,8 +138,8 @@ impl SharedComms {
 }
 
 /// Makes the communicators of dimensions inside a call. The communicators are made in the order of
-/// the wanted dimensions. This order is equal on all ranks, because communicator libraries need
-/// that.
+/// the wanted dimensions. Communicator libraries need one order on all ranks, and the ranks have
+/// agreed on a text with this order.
 struct DimMaker<'w, 'a> {
     work: &'w mut Work<'a>,
     world: &'w World,
@@ -233,7 +233,7 @@ impl DimMaker<'_, '_> {
         // The name of the scope contains the name of the call that planned the dimension. So a
         // later dimension with an equal name meets in a scope of its own.
         let scope_id = |call: String| format!("{}{call}/{color}", self.holder.id());
-        let lazily = self.work.peers.name_of(name).filter(|_| self.root.is_lazy()).map(scope_id);
+        let lazily = self.work.peers.name_of(&name_key(name)).filter(|_| self.root.is_lazy()).map(scope_id);
         let first_use =
             FirstUse { scope_id: lazily, config: options.config.clone(), comm_name: Some(comm_name(name, options)) };
         let planned = Arc::new(Communicator::unmade(Arc::clone(library), group, first_use));
@@ -268,7 +268,7 @@ impl DimMaker<'_, '_> {
         let is_whole = view.dim_size(index) == self.root.mesh().root_size();
         let from_parent = !is_whole || library.has_streams();
         if !from_parent || communicator.first_use().is_lazy() || !library.can_split() {
-            let meet = |(color, _)| self.maker.meet_for_use(&format!("comm/{name}/{color}"), group, config);
+            let meet = |(color, _)| self.maker.meet_for_use(&format!("comm/{}/{color}", name_key(name)), group, config);
             return place.map(meet).transpose();
         }
         let parent = self.parent()?;

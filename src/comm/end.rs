@@ -15,8 +15,8 @@ use crate::error::{Result, Status};
 use crate::events::{Kind, publish};
 use crate::wait::{Wait, Watch};
 
-/// How long dm_finalize waits for the other ranks after a communicator has failed, and before it
-/// ends a communicator in which another rank waits in vain.
+/// How long dm_finalize waits for the other ranks after a communicator has failed. Also how long it
+/// waits before it refuses the collectives in which other ranks wait for this rank.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long dm_abort waits until the note of the abort is in the store. A store that answers needs
@@ -28,10 +28,11 @@ impl RootComms {
     /// every call that looks at the flag or is blocked in a communicator. The call is local, may
     /// come from any thread, and takes no lock that a blocked call holds. Communicators that
     /// another root mesh shares end for that root as well. Adopted communicators are left to their
-    /// owner, unless the library was to destroy them.
+    /// owner, unless the mesh owns them (`DM_INIT_OWN_COMMS`).
     pub fn abort(&self) -> Result<()> {
-        // Shrinking has ended everything but the communicator from which the next one is being
-        // made. If that communicator ended here too, this rank would be lost for the others.
+        // dm_shrink has ended everything but the communicator from which it makes the new mesh's
+        // communicators. If that one ended here, too, the other ranks would take this rank for
+        // lost.
         let was_alive = self.end(Life::Aborted);
         if !was_alive && self.life() == Life::Shrunk {
             return Ok(());

@@ -12,8 +12,8 @@ use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 
-/// Aborts communicators at the same time. Fails where an end has not come within seconds. The end
-/// then goes on in the background.
+/// Aborts communicators at the same time. Fails where an abort is not done within seconds. That
+/// abort then continues in the background.
 pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
     Communicator::abort_all(communicators)
 }

@@ -292,8 +292,12 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Used>, Fail
         refuse(Some(library), &error);
     }
     let is_begun = in_group(library);
-    let starts = |group: &mut OpenGroup| group.recorded.iter().filter(|_| group.depth == 1).for_each(Recorded::start);
-    with_group(library, starts);
+    let start = |group: &mut OpenGroup| {
+        if group.depth == 1 {
+            Recorded::start_all(&group.recorded);
+        }
+    };
+    with_group(library, start);
     let ended = library.group_end().map_err(|error| match is_begun {
         false if error.ccl_result() == result::INVALID_USAGE => Error::invalid_state(format!(
             "dm_group_end: this thread has begun no group in {}: call dm_group_start first",

@@ -1,10 +1,10 @@
 //! The raw communicator of this rank: who is inside it, and how it ends.
 //!
-//! A communicator library may not return. `ncclCommAbort` and `ncclCommFinalize` of NCCL wait until
-//! every captured CUDA graph with work of the communicator is destroyed, and until the ranks of
-//! this host have ended theirs. So on a library with streams each call that ends a communicator or
-//! asks about it runs on a thread of its own, and the caller waits for that thread until a
-//! deadline.
+//! A call of a communicator library may never return. `ncclCommAbort` and `ncclCommFinalize` of
+//! NCCL wait until every captured CUDA graph with work of the communicator is destroyed, and until
+//! the ranks of this host have ended theirs. So on a library with streams each call that ends a
+//! communicator or asks about it runs on a thread of its own, and the caller waits for that thread
+//! until a deadline.
 //!
 //! When the deadline passes, the thread is left behind inside the library, where nothing can end
 //! it. The thread keeps its stack, this handle and the communicator's memory. If the call returns

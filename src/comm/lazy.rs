@@ -88,16 +88,22 @@ impl RootComms {
     }
 
     /// The scope in which the ranks of a planned communicator agree on its first use.
-    pub(super) fn scope_of_first_use(&self, communicator: &Communicator) -> Result<Arc<Scope>> {
+    pub(super) fn scope_of_first_use(&self, communicator: &Arc<Communicator>) -> Result<Arc<Scope>> {
         let group = communicator.group();
         let (Some(world), Some(scope_id)) = (self.world(), &communicator.first_use().scope_id) else {
             let what = group.describe();
             return Err(Error::internal(format!("the communicator of {what} was planned eagerly but not made")));
         };
         let position = group.local_rank(0)?;
-        communicator.scope(|| {
+        let mut is_new = false;
+        let scope = communicator.scope(|| {
+            is_new = true;
             let scope = world.rendezvous().subscope(scope_id, group.ranks().into(), position)?;
             Ok(self.of_this_mesh(scope))
-        })
+        })?;
+        if is_new {
+            world.comms().note_scope(communicator);
+        }
+        Ok(scope)
     }
 }

@@ -48,15 +48,15 @@ pub(super) struct Maker<'a> {
     pub(super) library: &'a Arc<Library>,
     /// The other ranks of the call.
     pub(super) peers: Peers<'a>,
-    /// How long calls on what is made may wait for their peers.
-    pub(super) timeout: Duration,
+    /// The timeout of the mesh for which the communicators are made.
+    timeout: Duration,
     /// On a library with streams, the thread that makes the communicators.
     worker: MakingWorker,
 }
 
 impl<'a> Maker<'a> {
-    /// Makes communicators of `library` inside a call with those peers. Calls on them wait for
-    /// their peers for at most `timeout`.
+    /// Makes communicators of `library` inside a call with those peers, for a mesh with that
+    /// timeout.
     pub(super) fn new(library: &'a Arc<Library>, peers: Peers<'a>, timeout: Duration) -> Maker<'a> {
         peers.round().into_iter().for_each(Round::note_making);
         Maker { library, peers, timeout, worker: MakingWorker::take(library) }

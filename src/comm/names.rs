@@ -31,6 +31,18 @@ pub(super) fn name_text(name: &str) -> Cow<'_, str> {
     Cow::Owned(printable(&text).into_owned())
 }
 
+/// Returns the name of a dimension for a key of the store, because keys are short printable ASCII.
+/// A short name of letters, digits, `_`, `-` and `.` stays as it is. Any other name becomes `~` and
+/// a hash of it.
+pub(super) fn name_key(name: &str) -> Cow<'_, str> {
+    const LONGEST: usize = 32;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    match name.len() <= LONGEST && name.bytes().all(is_plain) {
+        true => Cow::Borrowed(name),
+        false => Cow::Owned(format!("~{:016x}", Fnv1a::default().text(name).value())),
+    }
+}
+
 /// Returns the names of dimensions for a text on which ranks must agree. Different lists give
 /// different texts.
 pub(super) fn names_text(names: &[&str]) -> String {
@@ -111,6 +123,16 @@ mod tests {
             made_by("mesh3/shrunk1/0/range5"),
             "that call 5 took as a range of the mesh that attempt 1/0 of dm_shrink made of the mesh that call 3 made"
         );
+    }
+
+    #[test]
+    fn keys_have_short_printable_names() {
+        assert_eq!(name_key("tp_1-a.b"), "tp_1-a.b");
+        for name in ["\u{5bc6}", "a b", "a/b", "a\nb", "~", &"a".repeat(33)] {
+            let key = name_key(name);
+            assert!(key.len() == 17 && key.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'), "{key}");
+        }
+        assert_ne!(name_key("a b"), name_key("a c"));
     }
 
     #[test]

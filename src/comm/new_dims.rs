@@ -194,8 +194,8 @@ impl View {
         made.map(|range| View::new(cut, range, Arc::clone(self.root_comms())))
     }
 
-    /// Returns the view that a range of all indices of the dimension `name` gives. `dim` is the name
-    /// that the caller gave. The result is this view, or the view of a flattened dimension.
+    /// Returns the view that a range of all indices of the dimension `name` gives. `dim` is the
+    /// name that the caller gave. The result is this view, or the view of a flattened dimension.
     fn whole(&self, dim: Option<&str>, name: &str) -> Result<View> {
         match self.mesh().dim_index_or_only(dim) {
             Ok(_) => self.follow(&[]),

@@ -24,8 +24,8 @@ impl RootComms {
             )),
             false => busy,
         })?;
-        // This is asked again under the lock, because a failure below ends the meshes of the epoch,
-        // and the mesh of a thread that has just come in must stay.
+        // Another thread may have come in since `create_by` asked. Then this call stops here,
+        // because `end_epoch` below would end that thread's mesh.
         world.rendezvous().check_at_door()?;
         let library = Some(Arc::clone(world.library()?));
         let wanted = RootComms::new(RootSpec { world: None, library, id: "door".to_owned(), ..spec })?;
@@ -37,7 +37,7 @@ impl RootComms {
         }
         if ranks.iter().all(|known| *known != rank) && world.rendezvous().is_beyond_start() {
             return Err(Error::invalid(format!(
-                "rank {rank} joins a running job beyond its ranks, and is not in {}, for which it asks: ask for the mesh with the further indices of dimension {}",
+                "rank {rank} is beyond the ranks of the running job, and {}, for which it asks, does not have this rank: ask for a mesh with more indices of dimension {}",
                 wanted.mesh().describe(),
                 wanted.mesh().dim_name(0)
             )));
@@ -52,7 +52,8 @@ impl RootComms {
         };
         let come = world.rendezvous().come_in(&Request { seat, mesh: &text }, make, &job.wait);
         let come = come.and_then(|(recovery, made)| {
-            // Where making the mesh fails, this process is a member all the same.
+            // The way is stored first, because this process is a member even if making the mesh
+            // fails.
             let root = id_of_epoch(recovery.epoch_number());
             let way = way.insert(Way { recovery, root });
             made.map_or_else(|| job.make(&way.recovery), Ok)

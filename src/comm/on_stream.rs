@@ -289,8 +289,9 @@ impl OnStream<'_> {
     }
 
     /// Waits until the work on the stream is over. It is called when no event marks the end of an
-    /// operation, so that later uses of its buffers would not wait for it. The operation may wait for a
-    /// peer that never comes, so the mesh is aborted when the work is not over at the mesh's timeout.
+    /// operation, so that later uses of its buffers would not wait for it. The operation may wait
+    /// for a peer that never comes, so the mesh is aborted when the work is not over at the mesh's
+    /// timeout.
     fn await_end(&self, dim: &str) {
         let _ = self.wait(Some(dim), None);
         let is_busy = || query(self.stream) == sys::CUresult::CUDA_ERROR_NOT_READY;

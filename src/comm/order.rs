@@ -43,7 +43,8 @@ impl View {
     }
 
     /// Compares the collectives of the calling thread's group with those of the other ranks, where
-    /// this is the outermost end of the group. The group fails with the error of the comparison.
+    /// this is the outermost end of the group. If they differ, this function marks the group as
+    /// refused and returns `Ok`. `groups::end` then returns the error.
     pub(super) fn check_group_order(&self) -> Result<()> {
         let library = self.library()?;
         let collectives = groups::take_collectives(library);

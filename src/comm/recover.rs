@@ -168,7 +168,7 @@ impl View {
         }
         if epoch.replicas.dim != index {
             return Err(Error::invalid(format!(
-                "dim is {}, but earlier recoveries of this job were along {}: places that stayed empty belong to an index of that dimension",
+                "dim is {}, but earlier recoveries of this job were along {}: pass {1} again, because places that are still empty belong to an index of {1}",
                 self.mesh().dim_name(index),
                 self.mesh().dim_name(epoch.replicas.dim)
             )));

@@ -11,8 +11,8 @@ pub struct Recovered {
     pub epoch: u64,
     /// The epoch of the mesh that this rank had before; `None` where it had none.
     pub previous_epoch: Option<u64>,
-    /// The world ranks that were lost or left out since that epoch, in ascending order, also those
-    /// that another process has replaced.
+    /// The world ranks that were lost or left out since `previous_epoch`, in ascending order, also
+    /// those that another process has replaced.
     pub lost_ranks: Vec<i32>,
     /// The world ranks of the mesh that need the state of the training, in ascending order.
     pub joined_ranks: Vec<i32>,

@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// epoch belongs to the world.
 #[derive(Default)]
 pub(super) struct Recovering {
-    /// The way of this rank through the decisions. The thread that recovers holds the lock.
+    /// This rank's progress through the decisions. The thread that recovers holds the lock.
     way: Mutex<Option<Way>>,
 }
 
@@ -34,12 +34,12 @@ pub(super) struct Beginning<'a> {
     pub(super) text: String,
 }
 
-/// A rank's way through the decisions of its world.
+/// A rank's progress through the decisions of its world.
 pub(super) struct Way {
     /// The decisions that were read, and the epoch.
     pub(super) recovery: Recovery,
-    /// The id of the root mesh that the next recovery goes on from: the one that the last recovery
-    /// has given, or the one that was passed where none has given another yet.
+    /// The id of the root mesh that dm_recover must be given next: the mesh of the last recovery,
+    /// or before the first recovery the mesh that was passed.
     pub(super) root: String,
 }
 
@@ -60,8 +60,8 @@ impl Recovering {
         error.message() == BUSY
     }
 
-    /// Does what [`lock`](Recovering::lock) does, and waits while another thread recovers. Fails
-    /// when the wait ends before.
+    /// Does what [`lock`](Recovering::lock) does, and waits while another thread recovers. At the
+    /// deadline it fails with the error of `lock`.
     pub(super) fn wait_and_lock(&self, wait: &Wait) -> Result<MutexGuard<'_, Option<Way>>> {
         loop {
             match self.lock() {

@@ -213,8 +213,8 @@ impl RootComms {
         Ok(made)
     }
 
-    /// Returns `scope` for calls on this root. Their waits end when the store has the note of a
-    /// rank of the scope that it has ended the root.
+    /// Returns `scope` for calls on this root. A wait of such a call ends when a rank of the scope
+    /// has noted in the store that it has ended the root.
     pub(super) fn of_this_mesh(&self, scope: Scope) -> Scope {
         match &self.departures {
             Some(departures) => scope.of_mesh(departures),
@@ -249,7 +249,8 @@ impl RootComms {
         &self.control
     }
 
-    /// Words for messages that tell this mesh from other meshes with the same dimension names.
+    /// Returns words by which a message distinguishes this mesh from other meshes with the same
+    /// dimension names.
     pub(super) fn apart(&self) -> String {
         let shape: Vec<String> = self.mesh.shape().iter().map(usize::to_string).collect();
         format!("on the mesh of shape ({}) {}", shape.join(", "), made_by(&self.id))
@@ -316,8 +317,9 @@ impl RootComms {
         Arc::clone(&self.life)
     }
 
-    /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end
-    /// stands, so a finalized root is not aborted any more, nor the other way round.
+    /// Ends the root in the way that `life` says. Returns whether this call ended it. Only the
+    /// first end counts: a finalized root cannot be aborted, and an aborted root cannot be
+    /// finalized.
     pub(super) fn end(&self, life: Life) -> bool {
         let ends = self.life.end(life);
         if let Some(world) = self.world.as_ref().filter(|_| ends && life == Life::Finalized) {
@@ -326,6 +328,8 @@ impl RootComms {
         ends
     }
 
+    /// Fails with `DM_STATUS_ABORTED` when the root has ended. The message names the call that
+    /// ended it.
     pub(super) fn alive(&self) -> Result<()> {
         match self.life() {
             Life::Alive => self.cancel.check(),
@@ -339,7 +343,7 @@ impl RootComms {
                 self.mesh.describe()
             ))),
             Life::Shrunk => Err(Error::aborted(format!(
-                "{} was ended by dm_shrink: go on with the mesh that it gave",
+                "{} was ended by dm_shrink: use the mesh that dm_shrink gave",
                 self.mesh.describe()
             ))),
             Life::Recovered => Err(self.ended_by_recovery()),
@@ -356,7 +360,9 @@ impl RootComms {
             true => format!(
                 "{mesh} belongs to epoch {mine}, and the job is in epoch {now}: use the mesh that dm_recover gave"
             ),
-            false => format!("{mesh} was ended by dm_recover, which has not given another mesh yet: call it again"),
+            false => {
+                format!("{mesh} was ended by dm_recover, which has not given another mesh yet: call dm_recover again")
+            }
         })
     }
 

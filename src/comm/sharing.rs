@@ -2,7 +2,7 @@
 //! of them have not ended.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hostccl::fork;
@@ -58,6 +58,9 @@ pub(super) struct CommTable {
     /// Every communicator that was made and has not ended. A communicator stays here when no mesh
     /// holds it any more, because its raw pointer may be in use.
     living: Mutex<Vec<Arc<Communicator>>>,
+    /// The communicators that may have a scope. They can outlive the world, because the memory of a
+    /// freed handle is reclaimed later, and a scope keeps the store of the world.
+    with_scopes: Mutex<Vec<Weak<Communicator>>>,
 }
 
 impl CommTable {
@@ -112,6 +115,14 @@ impl CommTable {
     /// Forgets what further dimensions could share.
     pub(super) fn share_nothing(&self) {
         self.shared().clear();
+    }
+
+    /// Notes that the communicator has a scope, which it forgets when the world ends.
+    pub(super) fn note_scope(&self, communicator: &Arc<Communicator>) {
+        let mut with_scopes = lock(&self.with_scopes);
+        let is_other = |known: &Weak<Communicator>| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(communicator));
+        with_scopes.retain(|known| is_other(known) && known.upgrade().is_some_and(|known| known.has_scope()));
+        with_scopes.push(Arc::downgrade(communicator));
     }
 
     /// The communicator that holds this rank alone. When there is none, or it has failed, `unmade`
@@ -190,8 +201,12 @@ impl CommTable {
 impl Drop for CommTable {
     /// Ends the communicator that holds this rank alone when all meshes that used it were
     /// finalized. Where one of them was only freed, the communicator stays, because its raw pointer
-    /// may be in use.
+    /// may be in use. Forgets the scopes, because they keep the store of the world.
     fn drop(&mut self) {
+        let with_scopes = std::mem::take(self.with_scopes.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if !fork::is_child() {
+            with_scopes.iter().filter_map(Weak::upgrade).for_each(|known| known.forget_scope());
+        }
         let single = self.single.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         // In a forked child the communicator belongs to the parent process. On a library with
         // streams, destroying it may wait for the device.

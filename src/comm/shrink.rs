@@ -25,6 +25,7 @@ use crate::events::{Kind, publish};
 use crate::mesh::Mesh;
 use crate::rank_list::ranges;
 use crate::rendezvous::{Scope, TakenForLost, note_begun_by_this_thread};
+use crate::wait::By;
 
 /// One attempt of this rank to shrink a mesh to the ranks that are left.
 struct Attempt {
@@ -42,12 +43,13 @@ struct Attempt {
 impl View {
     /// The mesh without those indices along a dimension that hold a lost rank. **Collective over
     /// the ranks that are not lost**, also those whose replica is left out. Ends this root on this
-    /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
-    /// call may be repeated, with the ranks that are lost by then. `lost` holds the lost ranks,
-    /// and must be equal on all ranks. When `lost` is empty, the ranks that are left agree on who
-    /// is lost; they all get [`Status::InvalidState`] when nobody is. The new mesh has the timeout
-    /// and the options of this one, and is lazy where this one is. `options` may have other
-    /// options for its dimensions, and says how long the call may take.
+    /// rank, as [`RootComms::abort`] does, even if the call fails later. A call that this rank
+    /// refuses ends nothing. After a failure the call may be repeated, with the ranks that are lost
+    /// by then. `lost` holds the lost ranks, and must be equal on all ranks. When `lost` is empty,
+    /// the ranks that are left agree on who is lost; they all get [`Status::InvalidState`] when
+    /// nobody is. The new mesh has the timeout and the options of this one, and is lazy where this
+    /// one is. `options` may have other options for its dimensions, and says how long the call may
+    /// take.
     pub fn shrink(&self, dim: Option<&str>, lost: &[i32], options: &CallOptions) -> Result<View> {
         let Some(world) = self.space().world() else {
             return Err(Error::unsupported(format!(
@@ -317,7 +319,7 @@ impl RootComms {
         if !self.end(Life::Shrunk) {
             return None;
         }
-        self.cancel().raise();
+        self.cancel().raise_by(By::Shrink);
         // The calls of dm_shrink itself have scopes that this note does not end.
         self.tell_before_kernels_end();
         let is_spared =
@@ -327,8 +329,9 @@ impl RootComms {
     }
 
     /// Makes the mesh of the `remaining` ranks in that call, from `parent` where all of the ranks
-    /// that are left still have it. Returns `None` when this rank's caller was told before how this
-    /// attempt ended: the others go on in the next one.
+    /// that are left still have it. Returns `None` when this attempt has failed on all ranks, and
+    /// this rank's caller was told of the failure in an earlier call. The other ranks are in the
+    /// next attempt by then, so the caller begins it, too.
     fn make_shrunk(
         &self,
         world: &Arc<World>,

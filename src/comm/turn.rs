@@ -18,8 +18,8 @@ pub(super) struct Turns {
 pub(super) struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    /// Waits for the calling thread's turn. Fails when the wait ends before. `busy` describes, for
-    /// the message, what the thread that has the turn does.
+    /// Waits for the calling thread's turn. Fails when the wait ends before the thread has its
+    /// turn. `busy` describes, for the message, what the thread that has the turn does.
     pub(super) fn take(&self, wait: &Wait, busy: impl FnOnce() -> String) -> Result<Turn<'_>> {
         let mut is_taken = self.is_taken();
         while *is_taken {

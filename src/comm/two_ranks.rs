@@ -1,4 +1,4 @@
-//! A world of two ranks for tests, whose ranks are threads of this process.
+//! A world of two or more ranks for tests, whose ranks are threads of this process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,16 @@ pub(crate) fn two_ranks(run: impl Fn(&Arc<World>) + Sync) {
 
 /// Does what [`two_ranks`] does, in this store.
 pub(crate) fn two_ranks_over(store: Arc<dyn Store>, run: impl Fn(&Arc<World>) + Sync) {
+    ranks_over(2, store, run);
+}
+
+/// Does what [`two_ranks_over`] does, with `size` ranks.
+pub(crate) fn ranks_over(size: usize, store: Arc<dyn Store>, run: impl Fn(&Arc<World>) + Sync) {
     std::thread::scope(|threads| {
-        for rank in 0..2 {
+        for rank in 0..size {
             let (store, run) = (Arc::clone(&store), &run);
             threads.spawn(move || {
-                let join = JoinOptions::ranked(rank, 2).store(store).timeout(Duration::from_secs(30));
+                let join = JoinOptions::ranked(rank, size).store(store).timeout(Duration::from_secs(30));
                 run(&Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap()));
             });
         }

@@ -45,8 +45,9 @@ pub struct View {
     root: Arc<RootComms>,
     /// The communicators, apart from the rest so that a handle can have them in place.
     comms: Arc<DimComms>,
-    /// How the view was taken from its root mesh. `None` for a range and its views, which another
-    /// root mesh does not have, and where the job cannot recover (an offline world, or none).
+    /// The steps from the root mesh to this view. `None` for a range and its views, because another
+    /// root mesh does not have the range. `None` also where the job cannot recover: the mesh has no
+    /// world, or an offline one.
     path: Option<Path>,
 }
 
@@ -96,7 +97,7 @@ impl View {
         View { path, ..self.with(mesh) }
     }
 
-    /// How the view was taken from its root mesh; `None` for a range and its views.
+    /// How the view was taken from its root mesh; `None` as the field says.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_ref()
     }

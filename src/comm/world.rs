@@ -39,6 +39,10 @@ pub(super) trait EndsWithWorld: Send + Sync {
     /// Whether the root mesh is in use on this rank.
     fn is_in_use(&self) -> bool;
 
+    /// The number of ranks of the root mesh, where the mesh is in use on this rank or a recovery
+    /// has ended it.
+    fn num_seats(&self) -> Option<usize>;
+
     /// Begins to watch for ranks that end the root mesh, for the events of this process.
     fn watch_departures(&self);
 
@@ -85,7 +89,7 @@ pub struct World {
     /// The turns of the threads that make collective calls of this world.
     calls: Turns,
     /// How many meshes over existing communicators were made, by their ranks.
-    adopted: Mutex<HashMap<Vec<i32>, u64>>,
+    adopted: Mutex<(u64, HashMap<Vec<i32>, u64>)>,
     /// Raised by [`abort`](World::abort). The flags of the root meshes are its children.
     cancel: Cancel,
     /// Whether the world was finalized.
@@ -222,7 +226,16 @@ impl World {
     /// recovery lets them in where there is a place. Local, and cheap enough for every step.
     pub fn num_waiting(&self) -> Result<i32> {
         self.alive()?;
-        self.rendezvous.num_waiting()
+        self.rendezvous.num_waiting_for(&|| self.seats_at_start())
+    }
+
+    /// The number of seats of the mesh that the first recovery takes, as far as this rank knows.
+    fn seats_at_start(&self) -> Option<usize> {
+        let roots = self.living_roots();
+        // The world may have several root meshes then. After a first recovery that has failed, all
+        // of them have ended, and the next try is about one of them.
+        let most = |in_use| roots.iter().filter(|it| it.is_in_use() == in_use).filter_map(|it| it.num_seats()).max();
+        most(true).or_else(|| most(false))
     }
 
     /// Returns when every rank of the world has called this function. **Collective over the
@@ -305,8 +318,8 @@ impl World {
         Event::new(kind, (self.rank(), self.size()), self.rendezvous.epoch(), message)
     }
 
-    /// Notes that a root mesh was finalized. Where no other one is in use, the other ranks may end
-    /// until the next mesh begins, and their ends are no events.
+    /// Notes that a root mesh was finalized. If no other root mesh is alive on this rank, the ends
+    /// of other ranks are no events until the next mesh is registered.
     pub(super) fn note_finalized(&self) {
         let is_quiet = !self.living_roots().iter().any(|root| root.is_in_use());
         self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.set_quiet(is_quiet));
@@ -321,14 +334,13 @@ impl World {
         let (alone, others): (Vec<_>, Vec<_>) = living.into_iter().partition(|made| self.comms.is_single(made));
         alone.iter().for_each(|made| self.comms.add_living(made));
         ended.extend(others);
-        // An abort that has not come within its time goes on in the background.
+        // An abort that is not done by its deadline continues in the background.
         let _ = abort_all(&ended);
         self.library.iter().for_each(|library| groups::abandon(library, "dm_recover"));
         self.comms.share_nothing();
-        lock(&self.adopted).clear();
     }
 
-    /// The root meshes that are still in use on this rank.
+    /// The root meshes that this rank has not freed. Some of them may have ended.
     fn living_roots(&self) -> Vec<Arc<dyn EndsWithWorld>> {
         lock(&self.roots).iter().filter_map(Weak::upgrade).collect()
     }
@@ -453,10 +465,18 @@ impl World {
     /// No mesh of other ranks has this name.
     pub(super) fn next_adopted(&self, ranks: &[i32]) -> String {
         let mut adopted = lock(&self.adopted);
-        let count = adopted.entry(ranks.to_vec()).or_default();
+        // The epoch is read under the lock, so no thread counts in an earlier epoch than the thread
+        // before.
+        let epoch = self.rendezvous.epoch();
+        // A newcomer begins with no such mesh, so all ranks count anew in each epoch. A recovery
+        // that fails leaves the ranks in the epoch, and the names of its meshes stay in use.
+        if adopted.0 != epoch {
+            *adopted = (epoch, HashMap::new());
+        }
+        let count = adopted.1.entry(ranks.to_vec()).or_default();
         *count += 1;
         let digest = Fnv1a::default().bytes(ranks.iter().flat_map(|rank| rank.to_le_bytes())).value();
-        let epoch = match self.rendezvous.epoch() {
+        let epoch = match epoch {
             0 => String::new(),
             epoch => format!("e{epoch}-"),
         };
@@ -471,6 +491,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::view::View;
     use crate::error::Status;
 
     /// A thread waits for its turn while another thread finalizes the world.
@@ -483,5 +504,30 @@ mod tests {
         assert_eq!(world.take_turn_alive(&wait).map(drop).unwrap_err().status(), Status::Aborted);
         // The turn was given back.
         assert!(world.take_turn(&wait).is_ok());
+    }
+
+    /// The keys of the meshes that were there before the recovery stay in the store.
+    #[test]
+    fn a_recovery_that_fails_gives_no_name_of_an_adopted_mesh_again() {
+        let world = World::join("cpu", &WorldOptions::new(rendezvous::JoinOptions::ranked(0, 1))).unwrap();
+        let names = [0, 1].map(|_| world.next_adopted(&[0]));
+        world.end_epoch();
+        assert!(!names.contains(&world.next_adopted(&[0])), "{names:?}");
+    }
+
+    /// dm_recover counts the newcomers that wait by the seats of the mesh in each try.
+    #[test]
+    fn a_first_recovery_that_fails_leaves_the_number_of_seats() {
+        let join = rendezvous::JoinOptions::ranked(0, 1);
+        let world = Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap());
+        assert_eq!(world.seats_at_start(), None);
+        let mesh = View::init(&world, &[1], &["dp"]).unwrap();
+        assert_eq!(world.seats_at_start(), Some(1));
+        world.end_epoch();
+        assert_eq!(world.seats_at_start(), Some(1));
+        drop(mesh);
+        let mesh = View::init(&world, &[1], &["dp"]).unwrap();
+        mesh.root_comms().end_with_world();
+        assert_eq!(world.seats_at_start(), None);
     }
 }

@@ -15,11 +15,15 @@ use crate::wait::{Deadline, Wait};
 /// The call as the ranks agree on it, and as messages name it.
 const CALL: &str = "dm_world_finalize()";
 /// How long dm_world_finalize waits for another thread's recovery, before it tells the ranks that
-/// wait for a place that the job has ended.
+/// wait for a place that the job has ended, and before it tells the rank that serves the store that
+/// this rank has left the call.
 const TELL: Duration = Duration::from_secs(1);
 /// How long it may take to tell them. The rank that serves the store stays for two seconds of this
 /// time, so that they can read it ([`Recovery::end`](crate::rendezvous::Recovery::end)).
 const LONGEST_TELL: Duration = Duration::from_secs(3);
+/// How long it may take to tell the rank that serves the store that this rank needs the store no
+/// more.
+const TELL_ENDED: Duration = Duration::from_secs(1);
 
 impl World {
     /// Waits for the outstanding work of all meshes of the world, destroys their communicators, and
@@ -55,6 +59,12 @@ impl World {
             self.tell_end(wait);
         }
         let ended = call.run(|work| self.finalize_all(work.peers));
+        if self.rendezvous().epoch() > 0 {
+            let way = self.recovering().wait_and_lock(&Wait::after(TELL));
+            if let Some(way) = way.ok().as_ref().and_then(|way| way.as_ref()) {
+                way.recovery.tell_ended(&Wait::after(TELL_ENDED));
+            }
+        }
         self.comms().share_nothing();
         self.rendezvous().record().end();
         ended
@@ -100,9 +110,9 @@ impl World {
     }
 }
 
-/// Whether the next call of the world, which another rank has begun, is dm_world_finalize.
-pub(super) fn ends_world(world: &World, wait: &Wait) -> Result<bool> {
-    world.rendezvous().scope()?.next_call(wait).map(|text| text.as_deref() == Some(CALL))
+/// Whether this is the text of dm_world_finalize, as the ranks agree on it.
+pub(super) fn ends_world(text: &str) -> bool {
+    text == CALL
 }
 
 /// Ends one communicator. A failed one has no work to wait for, so it is aborted.

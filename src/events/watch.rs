@@ -234,8 +234,8 @@ mod tests {
         Event::new(Kind::Lost, (0, 1), number, format!("event {number}"))
     }
 
-    /// Whether [`event`] has made the event. Other tests of this process end worlds meanwhile, and a
-    /// subscriber gets the events of these worlds too.
+    /// Whether [`event`] has made the event. Other tests of this process end worlds meanwhile, and
+    /// a subscriber gets the events of these worlds too.
     fn is_of_this_test(event: &Event) -> bool {
         event.message.starts_with("event ")
     }

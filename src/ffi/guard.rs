@@ -41,8 +41,9 @@ fn refused() -> dm_status {
     Error::check_fork().map_or_else(remember, |()| DM_STATUS_OK)
 }
 
-/// Does what [`guard`] does, but runs `body` in a forked child too. `body` must change nothing,
-/// take no lock and talk to no other rank.
+/// Does what [`guard`] does, but runs `body` in a forked child too. In a forked child, `body` must
+/// change nothing, talk to no other rank, and wait for no lock that a thread of the parent may have
+/// held. A body that does more calls `Error::check_fork` first, as `World::session` does.
 pub(super) fn ask(body: impl FnOnce() -> Result<()>) -> dm_status {
     match caught(body) {
         Ok(()) => DM_STATUS_OK,

@@ -125,8 +125,8 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         let (entry, place, shared) = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
         // Exactly one thread unlinks the entry, and that thread ends the handle. The pointer cannot
         // be that of a later entry, because this entry's memory is not used again while this thread
-        // is pinned. A lookup that finds no entry reads nothing else, and the next entry of the slot
-        // comes after the lock of `free`. So nothing relies on the order of this exchange.
+        // is pinned. A lookup that finds no entry reads nothing else, and the next entry of the
+        // slot comes after the lock of `free`. So nothing relies on the order of this exchange.
         let unlinked = place.entry.compare_exchange(shared, Shared::null(), Relaxed, Relaxed, &guard);
         unlinked.map_err(|_| self.unknown(token))?;
         let value = entry.owner.lock().unwrap_or_else(PoisonError::into_inner).take();

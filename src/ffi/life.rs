@@ -238,10 +238,10 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
 /// rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
 /// CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
-/// dm_world_abort, and when a dm_recover has given the job another mesh), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
-/// DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank is lost; or the lost rank served the
-/// store, as rank 0 may do, and then no call succeeds any more), DM_STATUS_CCL,
-/// DM_STATUS_INVALID_HANDLE.
+/// dm_world_abort, and when a dm_recover has given the job another mesh), DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank
+/// is lost; or the lost rank served the store, as rank 0 may do, and then no call succeeds any
+/// more), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; lost_ranks is NULL or has num_lost elements; mesh_out is NULL or

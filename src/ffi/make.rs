@@ -70,9 +70,9 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(HandleKind::Mesh.nu
 /// dm_recover of the job, which lets this process in where its place is empty, and gives the mesh
 /// of that recovery: dm_get_recovery says that this rank has joined. The dimensions that the job
 /// has made exist, and no other rank takes part in this dm_init. The arguments are those of the
-/// dm_init that began the job. A process whose rank the job did not have asks for the mesh with
-/// further indices of the outermost dimension, which has its rank, and is let in when others fill
-/// the rest of its index (DM_RECOVER_GROW). Where a spare has the place, and where a rank of the
+/// dm_init that began the job. A process whose rank the job did not have passes a larger size of
+/// the outermost dimension, so that the mesh has this rank. It is let in when processes wait for
+/// all ranks of its index (DM_RECOVER_GROW). Where a spare has the place, and where a rank of the
 /// job is not in the mesh of its dm_init, this process becomes a spare. Errors of such a process:
 /// DM_STATUS_TIMEOUT (no recovery has come; the next dm_init goes on waiting), DM_STATUS_MISMATCH
 /// (it asks for another mesh, or its rank lives), DM_STATUS_INVALID_STATE (the job has ended),
@@ -124,9 +124,9 @@ pub unsafe extern "C" fn dm_init(
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
 /// or none), DM_STATUS_TIMEOUT (NCCL does not answer about a communicator), DM_STATUS_ABORTED
-/// (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks, or not in the
-/// mesh of the last recovery), DM_STATUS_INVALID_STATE (this process waits to come into a running
-/// job), DM_STATUS_UNSUPPORTED (options->world is offline).
+/// (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks, or not in
+/// the mesh of the last recovery), DM_STATUS_INVALID_STATE (this process waits to come into a
+/// running job), DM_STATUS_UNSUPPORTED (options->world is offline).
 ///
 /// # Safety
 /// The conditions of dm_init hold; comms points to ndim live communicators of that library.

@@ -4,8 +4,9 @@
 //! include/devicemesh.h is generated from the files of this folder (`make header`), so their doc
 //! comments are the C documentation. These rules hold for every function. A function that can fail
 //! returns a status (a few questions return a value instead, and one value then says "none").
-//! Outputs come last and are written on success only. NULL is checked, strings are copied in, and a
-//! panic becomes `DM_STATUS_INTERNAL`.
+//! Outputs come last and are written on success only, with two exceptions: a length (`len_out`) is
+//! written as soon as it is known, and `joining_out` before the join waits. NULL is checked,
+//! strings are copied in, and a panic becomes `DM_STATUS_INTERNAL`.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the C header's, where brackets are indices")]
 #![allow(non_camel_case_types)]

@@ -83,8 +83,8 @@ pub struct dm_recovery {
     /// The epoch of the mesh that this rank had before; -1 where it had none. For a mesh that no
     /// recovery made it is the mesh's own epoch.
     pub previous_epoch: i64,
-    /// The world ranks that were lost or left out since that epoch, in ascending order, also those
-    /// whose place another process has taken under the same rank. NULL when there are none.
+    /// The world ranks that were lost or left out since previous_epoch, in ascending order, also
+    /// those whose place another process has taken under the same rank. NULL when there are none.
     pub lost_ranks: *const i32,
     /// The number of elements of lost_ranks.
     pub num_lost: usize,

@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 /// The part of the shared library's name that stands before the version.
 const STEM: &str = "libdevicemesh.so.";
 
-/// Refuses the call in a process that loaded this library under another release's name. The
-/// functions that need no handle and take structs or ranks call it, since every program begins
-/// with one of them.
+/// Refuses the call in a process that loaded this library under another release's name.
+/// dm_world_init, dm_init, dm_from_comms, dm_deserialize and dm_plan_ranks call it, because nearly
+/// every program begins with one of them.
 pub(super) fn check() -> Result<()> {
     static REFUSED: OnceLock<Option<String>> = OnceLock::new();
     match REFUSED.get_or_init(|| refusal(&loaded_as()?)) {

@@ -9,6 +9,7 @@ use super::pointers::out;
 use super::release;
 use super::structs::dm_init_options;
 use super::types::{dm_mesh, dm_status};
+use crate::ccl;
 use crate::comm::default_world_to_tell;
 use crate::error::Error;
 use crate::mesh::MeshText;
@@ -93,7 +94,9 @@ pub unsafe extern "C" fn dm_deserialize(
         // SAFETY: the caller's contract.
         let (world, text) = unsafe { (given_world(options)?, arguments::text("text", text)) };
         let text = text.and_then(MeshText::parse);
-        let named = text.as_ref().ok().map(MeshText::device_type);
+        // A text may name a device type that does not exist. Then no default world belongs to it,
+        // as if none were named.
+        let named = text.as_ref().ok().and_then(|text| ccl::device_type(Some(text.device_type())).ok());
         telling(world.clone().or_else(|| default_world_to_tell(named)), || {
             let (mesh_out, text) = (out("mesh_out", mesh_out)?, text.as_ref().map_err(Error::clone)?);
             // SAFETY: the caller's contract.

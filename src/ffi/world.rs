@@ -79,7 +79,8 @@ pub unsafe extern "C" fn dm_world_init(
         // world.
         let world = joined.and_then(|world| options.world.join.cancel.check().map(|()| world));
         let world = world.inspect_err(|_| options.let_callbacks_go())?;
-        give(Arc::new(world), world_out)?;
+        // Where there is no handle for the world, it is dropped by now.
+        give(Arc::new(world), world_out).inspect_err(|_| options.let_callbacks_go())?;
         if let Some(callbacks) = &options.callbacks {
             callbacks.keep();
         }

@@ -160,6 +160,11 @@ impl Mesh {
         (0..self.root.size).map(|position| self.rank_at(position)).collect()
     }
 
+    /// Returns the largest world rank of the root; `None` where the root has no ranks.
+    pub(crate) fn largest_root_rank(&self) -> Option<i32> {
+        self.root.ranks.largest(self.root.size)
+    }
+
     /// Returns the world ranks of this rank's group along a dimension, in the order of their
     /// coordinates.
     pub fn group_ranks(&self, index: usize) -> Result<Vec<i32>> {

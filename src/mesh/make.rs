@@ -1,11 +1,11 @@
 //! The view of a rank, [`Mesh`], and how a root mesh is made.
 
 use std::collections::HashSet;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use ndarray::ArrayView1;
 
-use super::root::{Listed, NamedDim, RankMap, Root};
+use super::root::{Appended, Listed, NamedDim, RankMap, Root};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, row_major};
 
@@ -113,8 +113,8 @@ impl Mesh {
             dims: Arc::clone(&dims),
             rank,
             position,
-            flattened: RwLock::default(),
-            reshaped: RwLock::default(),
+            flattened: Appended::default(),
+            reshaped: Appended::default(),
         };
         Ok(Mesh { root: Arc::new(root), dims, base: 0, mine: position.is_some() })
     }

@@ -1,9 +1,9 @@
 //! Ranges of a dimension: views that hold some of its indices.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use super::make::Mesh;
-use super::root::{NamedDim, RankMap, Root};
+use super::root::{Appended, NamedDim, RankMap, Root};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Subrange};
 
@@ -52,8 +52,8 @@ impl Mesh {
             dims: Arc::clone(&dims),
             rank: self.root.rank,
             position,
-            flattened: RwLock::default(),
-            reshaped: RwLock::default(),
+            flattened: Appended::default(),
+            reshaped: Appended::default(),
         };
         Ok(Mesh { root: Arc::new(root), dims, base, mine: self.mine && position.is_some() })
     }

@@ -2,12 +2,13 @@
 //! positions.
 
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ndarray::Array1;
 use once_cell::race::OnceBox;
 
 use crate::digest::Fnv1a;
+use crate::error::Result;
 use crate::layout::{Dim, Subrange};
 
 /// A dimension with its name.
@@ -38,10 +39,63 @@ pub(crate) struct Root {
     /// This process's position. It is `None` when this process is not in the mesh.
     pub(super) position: Option<usize>,
     /// Flattened dimensions. Every view that holds their digits knows them by name.
-    pub(super) flattened: RwLock<Vec<NamedDim>>,
+    pub(super) flattened: Appended,
     /// Dimensions that reshape made. Only the reshaped views know them by name, but no flattened
     /// dimension may have such a name for other groups.
-    pub(super) reshaped: RwLock<Vec<NamedDim>>,
+    pub(super) reshaped: Appended,
+}
+
+/// Dimensions that are only ever added. Reading takes no lock, because a forked child also reads,
+/// and a thread of the parent may have held the lock (src/ffi/guard.rs).
+#[derive(Debug, Default)]
+pub(super) struct Appended {
+    /// The first dimension, from which the others follow.
+    first: Link,
+    /// Held by the thread that adds a dimension.
+    adding: Mutex<()>,
+}
+
+type Link = OnceLock<Box<Node>>;
+
+#[derive(Debug)]
+struct Node {
+    dim: NamedDim,
+    next: Link,
+}
+
+impl Appended {
+    /// Returns the dimensions, in the order in which they were added.
+    pub(super) fn all(&self) -> Vec<NamedDim> {
+        let nodes = std::iter::successors(self.first.get(), |node| node.next.get());
+        nodes.map(|node| node.dim.clone()).collect()
+    }
+
+    /// Adds the dimensions that are not there. `check` gets the dimensions that are there.
+    pub(super) fn add(&self, dims: &[NamedDim], check: impl FnOnce(&[NamedDim]) -> Result<()>) -> Result<()> {
+        let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.all();
+        check(&known)?;
+        let mut end = &self.first;
+        while let Some(node) = end.get() {
+            end = &node.next;
+        }
+        for dim in dims.iter().filter(|dim| !known.contains(dim)) {
+            // The lock is held, so nobody else fills the end.
+            end = &end.get_or_init(|| Box::new(Node { dim: dim.clone(), next: Link::new() })).next;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Appended {
+    /// Drops the nodes one after the other. Otherwise each node would drop the next one inside its
+    /// own drop, and a long list could overflow the stack.
+    fn drop(&mut self) {
+        let mut next = self.first.take();
+        while let Some(mut node) = next {
+            next = node.next.take();
+        }
+    }
 }
 
 /// The world rank at each position. It is cheap to clone, and equal maps give the same ranks.
@@ -106,6 +160,16 @@ impl RankMap {
         }
     }
 
+    /// Returns the largest rank at `size` positions; `None` where there are none. Looks at
+    /// each rank only where the ranks were listed.
+    pub(super) fn largest(&self, size: usize) -> Option<i32> {
+        match self {
+            RankMap::Identity => size.checked_sub(1).map(|position| position as i32),
+            RankMap::Listed(listed) => listed.ranks.iter().copied().max(),
+            RankMap::Within(..) => (0..size).map(|position| self.rank(position)).max(),
+        }
+    }
+
     /// Returns the position of a rank among `size` positions.
     pub(super) fn position(&self, rank: i32, size: usize) -> Option<usize> {
         match self {
@@ -143,5 +207,34 @@ impl Hash for RankMap {
                 range.hash(state);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> NamedDim {
+        NamedDim { name: name.into(), dim: Dim::known(&[(2, 1)]), named: true }
+    }
+
+    /// A forked child reads while a thread that it does not have holds the lock of the parent.
+    #[test]
+    fn added_dimensions_are_read_while_another_thread_adds() {
+        let list = Appended::default();
+        for some in [["a", "b"], ["b", "c"]] {
+            list.add(&some.map(named), |_| Ok(())).unwrap();
+        }
+        let _adding = list.adding.lock().unwrap();
+        assert_eq!(list.all(), ["a", "b", "c"].map(named));
+    }
+
+    #[test]
+    fn a_long_list_is_dropped_on_a_small_stack() {
+        let dims: Vec<NamedDim> = (0..100_000).map(|number| named(&number.to_string())).collect();
+        let list = Appended::default();
+        list.add(&dims, |_| Ok(())).unwrap();
+        let small = std::thread::Builder::new().stack_size(64 * 1024);
+        small.spawn(move || drop(list)).unwrap().join().unwrap();
     }
 }

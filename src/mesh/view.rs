@@ -1,7 +1,7 @@
 //! Views of views: slice, flatten, unflatten, reshape, concatenate, parallel copies.
 
 use std::borrow::Cow;
-use std::sync::{Arc, PoisonError, RwLockReadGuard};
+use std::sync::Arc;
 
 use super::make::{Mesh, check_names, list};
 use super::root::{NamedDim, RankMap, Root};
@@ -80,12 +80,7 @@ impl Mesh {
         if self.is_known() {
             return Ok(());
         }
-        let mut flattened = self.root.flattened.write().unwrap_or_else(PoisonError::into_inner);
-        self.check_flat_name(named, &flattened)?;
-        if !flattened.contains(named) {
-            flattened.push(named.clone());
-        }
-        Ok(())
+        self.root.flattened.add(&self.dims, |flattened| self.check_flat_name(named, flattened))
     }
 
     /// Returns the view with dimension `dim` replaced by several, the last fastest.
@@ -158,8 +153,8 @@ impl Mesh {
     }
 
     /// Notes the dimensions of this reshaped view in its root, so that [`flatten`](Mesh::flatten)
-    /// refuses their names for other groups. Each rank has a root of its own, so every rank that has
-    /// reshaped must call this function. A second call is no error.
+    /// refuses their names for other groups. Each rank has a root of its own, so every rank that
+    /// has reshaped must call this function. A second call is no error.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -171,11 +166,10 @@ impl Mesh {
     /// assert!(mesh.slice(&["pp", "dp"]).unwrap().flatten(Some("ep")).is_err());
     /// ```
     pub fn keep_names(&self) {
-        let mut reshaped = self.root.reshaped.write().unwrap_or_else(PoisonError::into_inner);
         // Flattened dimensions never take the name of a dimension of the root.
-        let is_new = |named: &&NamedDim| !self.root.dims.contains(named) && !reshaped.contains(named);
+        let is_new = |named: &&NamedDim| !self.root.dims.contains(named);
         let new: Vec<NamedDim> = self.dims.iter().filter(is_new).cloned().collect();
-        reshaped.extend(new);
+        let _ = self.root.reshaped.add(&new, |_| Ok(()));
     }
 
     /// Makes one view of several views of one root. It has the dimensions of all of them, in order.
@@ -340,8 +334,9 @@ impl Mesh {
         Ok(Mesh { root: Arc::clone(&self.root), dims: dims.into(), base, mine: self.mine })
     }
 
-    /// Fails for a name that a dimension, a reshaped one or another flattened one has. PyTorch compares
-    /// the name with the root's dimensions only, not with those that only the view has.
+    /// Fails when the name belongs to a dimension of the root. Fails also when a dimension of this
+    /// view, a reshaped dimension or a flattened dimension has the name for other groups. PyTorch
+    /// compares the name with the root's dimensions only, not with those that only the view has.
     fn check_flat_name(&self, flat: &NamedDim, flattened: &[NamedDim]) -> Result<()> {
         if flattened.iter().any(|known| known.is_namesake(flat)) {
             return Err(Error::invalid(format!(
@@ -349,7 +344,7 @@ impl Mesh {
                 flat.name
             )));
         }
-        if self.root.reshaped().iter().any(|known| known.is_namesake(flat)) {
+        if self.root.reshaped.all().iter().any(|known| known.is_namesake(flat)) {
             return Err(Error::invalid(format!(
                 "a reshaped view has a dimension {} over other ranks; choose another name for the flattened one",
                 flat.name
@@ -374,23 +369,18 @@ impl Root {
     /// of the root that it is a range of, as far as the range leaves their groups whole. A
     /// dimension of the outer root is left out where this root has its name for other groups.
     fn flat_dims(&self) -> Vec<NamedDim> {
-        let mut known = self.flattened.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut known = self.flattened.all();
         if let RankMap::Within(outer, range) = &self.ranks {
             let inner = |named: NamedDim| Some(NamedDim { dim: range.inner_dim(&named.dim)?, ..named });
             let mut outer: Vec<NamedDim> = outer.flat_dims().into_iter().filter_map(inner).collect();
-            let reshaped = self.reshaped();
+            let reshaped = self.reshaped.all();
             outer.retain(|named| {
-                let mut own = known.iter().chain(&*reshaped).chain(self.dims.iter());
+                let mut own = known.iter().chain(&reshaped).chain(self.dims.iter());
                 !own.any(|own| own.is_namesake(named))
             });
             known.extend(outer);
         }
         known
-    }
-
-    /// Returns the dimensions that reshape made.
-    fn reshaped(&self) -> RwLockReadGuard<'_, Vec<NamedDim>> {
-        self.reshaped.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

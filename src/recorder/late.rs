@@ -125,7 +125,7 @@ fn from_other_hosts(
 pub(super) fn difference(ranks: &[Rank<'_>], name: &str) -> Option<String> {
     let calls = |rank: &Rank<'_>| -> Option<(u32, Vec<RecordedCall>)> {
         let channel = rank.channel?;
-        let counted = rank.found.snapshot.calls_of(channel).filter(|call| !call.call.operation.is_message());
+        let counted = rank.found.snapshot.calls_of(channel).filter(|call| call.call.operation.is_compared());
         Some((rank.number, counted.copied().collect()))
     };
     let all: Vec<(u32, Vec<RecordedCall>)> =
@@ -173,7 +173,7 @@ fn missing_call(ranks: &[Rank<'_>], name: &str) -> Option<String> {
     let (other, more) = channels().max_by_key(|(_, channel)| channel.calls_begun)?;
     let (few, many) = (last.calls_begun, more.calls_begun);
     let snapshot = &other.found.snapshot;
-    let is_next = |call: &&RecordedCall| call.in_channel == few + 1 && !call.call.operation.is_message();
+    let is_next = |call: &&RecordedCall| call.in_channel == few + 1 && call.call.operation.is_compared();
     let next = snapshot.calls_of(more).find(is_next).map(|call| content(snapshot, call));
     let next = next.map_or_else(String::new, |text| format!(": call {} is {text}", few + 1));
     let (rank, other) = (rank.number, other.number);

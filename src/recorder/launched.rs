@@ -25,32 +25,67 @@ struct Launched {
     number: u64,
     /// The call in the recording.
     entry: Entry,
-    /// How many of NCCL's channels have not ended the call. 0 where NCCL does not tell of their
-    /// ends.
-    channels: u8,
+    /// How far the call's kernel is.
+    left: Left,
 }
 
-/// Records that NCCL has launched a call on `channels` of its channels. Returns the number of the
-/// call; 0 where the call is not recorded.
-pub(crate) fn launch(group: Channel, call: &Call, channels: u8) -> u64 {
+/// How far a call's kernel is. The kernel runs in several of NCCL's channels.
+#[derive(Clone, Copy)]
+pub(crate) enum Left {
+    /// NCCL does not tell of the ends of the channels.
+    Unknown,
+    /// So many channels have not ended.
+    Channels(u8),
+    /// So many channels have begun and have not ended. The call is done when the last of them ends.
+    /// For a message only this count can be used, because NCCL may use fewer channels than it
+    /// announces (nccl#2056).
+    Begun(u8),
+    /// All channels that have begun have ended. Another one may begin later.
+    Ended,
+}
+
+/// Records that NCCL has launched a call. Returns the number of the call; 0 where the call is not
+/// recorded.
+pub(crate) fn launch(group: Channel, call: &Call, left: Left) -> u64 {
     let Some(recorder) = get() else { return 0 };
+    // The calls of a group begin one after the other. A thread of CUDA, which replays a graph, and
+    // a thread of the program may launch calls of one communicator at the same time.
+    let mut launched = launched();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let entry = recorder.begin(group, call);
-    launched()[number as usize % CALLS] = Launched { number, entry, channels };
+    launched[number as usize % CALLS] = Launched { number, entry, left };
     number
 }
 
-/// Records that the launch of a call is over: its stream has it.
+/// Records that the launch of a call is over: its stream has it. The kernel of a quick call may
+/// have ended before that.
 pub(crate) fn end_launch(number: u64) {
-    with(number, |recorder, call| recorder.end(call.entry, EntryState::Issued));
+    with(number, |recorder, call| {
+        if !matches!(call.left, Left::Ended) {
+            recorder.end(call.entry, EntryState::Issued);
+        }
+    });
+}
+
+/// Notes that one of NCCL's channels has begun a call.
+pub(crate) fn begin_channel(number: u64) {
+    with(number, |recorder, call| match &mut call.left {
+        Left::Begun(begun) => *begun = begun.saturating_add(1),
+        Left::Ended => {
+            call.left = Left::Begun(1);
+            recorder.end(call.entry, EntryState::Issued);
+        }
+        Left::Unknown | Left::Channels(_) => {}
+    });
 }
 
 /// Records that one of NCCL's channels has ended a call. The last one ends the call.
 pub(crate) fn end_channel(number: u64) {
     with(number, |recorder, call| {
-        call.channels = call.channels.saturating_sub(1);
-        if call.channels == 0 {
-            call.number = 0;
+        let (Left::Channels(left) | Left::Begun(left)) = &mut call.left else { return };
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            call.left = Left::Ended;
             recorder.end(call.entry, EntryState::Done);
         }
     });
@@ -59,7 +94,8 @@ pub(crate) fn end_channel(number: u64) {
 /// The launched calls of which it is known that their kernels have not ended.
 pub(super) fn unfinished() -> Vec<Entry> {
     let launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    launched.iter().filter(|call| call.number != 0 && call.channels > 0).map(|call| call.entry).collect()
+    let is_known = |call: &&Launched| call.number != 0 && matches!(call.left, Left::Channels(_) | Left::Begun(_));
+    launched.iter().filter(is_known).map(|call| call.entry).collect()
 }
 
 /// Does `work` on a call that is still kept.
@@ -76,7 +112,7 @@ fn with(number: u64, work: impl FnOnce(&Recorder, &mut Launched)) {
 fn launched() -> MutexGuard<'static, Vec<Launched>> {
     let mut launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
     if launched.is_empty() {
-        launched.resize(CALLS, Launched { number: 0, entry: Entry::NONE, channels: 0 });
+        launched.resize(CALLS, Launched { number: 0, entry: Entry::NONE, left: Left::Unknown });
     }
     launched
 }

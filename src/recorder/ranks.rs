@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
+use hostccl::recorder::get;
 use recording::layout::{header, world};
 use recording::place::recordings_of;
 use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
@@ -60,9 +61,16 @@ pub(super) struct Rank<'a> {
 }
 
 impl Found {
-    /// The recording of this process.
+    /// The recording of this process. A second copy of the library in this process has another
+    /// one.
     pub(super) fn own() -> Option<Found> {
-        recording_of(std::process::id(), |_| true)
+        let (snapshot, memory) = get()?.with_memory().ok()?;
+        Some(Found { pid: std::process::id(), snapshot, memory })
+    }
+
+    fn read(pid: u32, file: &File) -> Option<Found> {
+        let (snapshot, memory) = Snapshot::with_memory(file).ok()?;
+        Some(Found { pid, snapshot, memory })
     }
 }
 
@@ -101,9 +109,11 @@ impl Wanted {
             if known >= self.size || Instant::now() > until {
                 break;
             }
+            // A process with two copies of the library has two recordings.
             let is_wanted = |file: &File| self.world.is_none_or(|key| has_world(file, key));
-            let Some(next) = recording_of(pid, is_wanted) else { continue };
-            if self.ranks_in(&next).next().is_some() {
+            let files = recordings_of(pid).map(|(_, file)| file).filter(is_wanted);
+            let mut recordings = files.filter_map(|file| Found::read(pid, &file));
+            if let Some(next) = recordings.find(|next| self.ranks_in(next).next().is_some()) {
                 known += count(&next);
                 found.push(next);
             }
@@ -166,8 +176,10 @@ impl<'a> Rank<'a> {
             } else {
                 String::new()
             };
-            let crossed = match here.has_begun(channel) {
-                Some(begun) if begun < call.in_channel && channel.kind == 0 => {
+            // Messages and operations of the program's own are not counted among the calls.
+            let is_counted = channel.kind == Kind::Dimension as u8 && call.call.operation.is_compared();
+            let crossed = match here.has_begun(channel).filter(|_| is_counted) {
+                Some(begun) if begun < call.in_channel => {
                     format!(
                         ", which this rank has not begun: these ranks call along {name} and {} in different orders",
                         printable(&channel.name)
@@ -228,14 +240,50 @@ fn has_world(file: &File, key: u64) -> bool {
     (0..header::WORLD_COUNT).any(is_there)
 }
 
-/// The first recording of a process, if `is_wanted` holds for it.
-fn recording_of(pid: u32, is_wanted: impl Fn(&File) -> bool) -> Option<Found> {
-    let (_, file) = recordings_of(pid).next().filter(|(_, file)| is_wanted(file))?;
-    let (snapshot, memory) = Snapshot::with_memory(&file).ok()?;
-    Some(Found { pid, snapshot, memory })
-}
-
 fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use recording::{Call, ChannelFacts, NO_PEER, Operation, Recorder, WorldFacts, layout};
+
+    use super::*;
+
+    /// One of two ranks, which runs these operations of mesh/dp and of mesh/tp.
+    pub(in crate::recorder) fn rank_in(rank: usize, [of_dp, of_tp]: [&[Operation]; 2]) -> Found {
+        let words = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
+        let recorder = Recorder::new(words, 100, "alpha", "0.2.0");
+        let world = WorldFacts { key: 7, rank, size: 2, job: "", store: "", launcher: "" };
+        let world = recorder.open_world(&world);
+        for (key, name, operations) in [(1, "mesh/dp", of_dp), (2, "mesh/tp", of_tp)] {
+            let facts = ChannelFacts { kind: 0, key, world, rank, members: &[0, 1], size: 2, name };
+            let channel = recorder.open_channel(&facts);
+            for operation in operations.iter().copied() {
+                let call = Call { operation, dtype: 7, reduction: 0, count: 4, peer: NO_PEER, stream: 0 };
+                let _running = recorder.begin(channel, &call);
+            }
+        }
+        Found { pid: 0, snapshot: recorder.snapshot().unwrap(), memory: Vec::new() }
+    }
+
+    /// Rank 0 waits in a call of mesh/dp. Rank 1 runs these operations of mesh/tp.
+    fn place(operations: &[Operation]) -> String {
+        let found = [rank_in(0, [&[Operation::AllReduce], &[]]), rank_in(1, [&[], operations])];
+        let wanted = Wanted::of(&found[0], &found[0].snapshot.channels[0]);
+        let ranks = wanted.ranks(&found);
+        ranks[1].place(&wanted, &ranks[0])
+    }
+
+    #[test]
+    fn only_calls_that_all_ranks_make_have_an_order() {
+        let is_in = |call: &str| format!("rank 1 has made no call of mesh/dp and is in {call} of mesh/tp");
+        let orders = ", which this rank has not begun: these ranks call along mesh/dp and mesh/tp in different orders";
+        assert_eq!(place(&[Operation::AllReduce]), is_in("all-reduce 1") + orders);
+        assert_eq!(place(&[Operation::Send]), is_in("send 1"));
+        assert_eq!(place(&[Operation::Custom]), is_in("own operation 1"));
+    }
 }

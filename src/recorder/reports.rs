@@ -6,8 +6,9 @@
 //! | `<group>/<rank>` | the rank itself | when a call of the group has failed on it |
 //! | `late/<rank>` | a rank of its host | when the rank did not come to a call, and so says nothing itself |
 //!
-//! A group fails once, so the first kind is never old. The second kind has the time at which it
-//! was written, and [`FRESH`] says how old it may be.
+//! Each report begins with the time at which it was written, and [`FRESH`] says how old it may be.
+//! A call may fail and leave its group as it was, for example `dm_stream_wait` at its deadline. The
+//! group goes on then, and a report of this failure is of no use for a later one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,7 +20,7 @@ use crate::wait::Deadline;
 
 /// The first pause between two looks. Each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// How old a report by another rank may be.
+/// How old a report may be.
 const FRESH: Duration = Duration::from_secs(5);
 /// The most calls of the failed group in a report.
 const CALLS: u64 = 32;
@@ -48,12 +49,9 @@ pub(super) struct Local<'a> {
 /// Leaves the report of this rank, and those of ranks of this host that are late. Returns `false`,
 /// and leaves no further one, where the store did not take a report before the deadline.
 pub(super) fn leave(reports: &dyn Reports, group: &Group, world: u64, me: &Local<'_>, late: &[Local<'_>]) -> bool {
-    let of_me = report_of(me, group, world).map(|report| (own(group, me.rank), report));
-    let of_late = late.iter().filter_map(|rank| {
-        let report = report_of(rank, group, world)?;
-        Some((of_late(rank.rank), [&now().to_le_bytes()[..], &report].concat()))
-    });
-    of_me.into_iter().chain(of_late).all(|(key, report)| reports.leave(&key, &report))
+    let all = std::iter::once((own(group, me.rank), me)).chain(late.iter().map(|rank| (of_late(rank.rank), rank)));
+    let mut written = all.filter_map(|(key, rank)| Some((key, report_of(rank, group, world)?)));
+    written.all(|(key, report)| reports.leave(&key, &[&now().to_le_bytes()[..], &report].concat()))
 }
 
 /// Returns what other hosts say of the ranks `late` and of some of the ranks `others`. Waits until
@@ -65,8 +63,8 @@ pub(super) fn read(reports: &dyn Reports, group: &Group, late: &[u32], others: &
         let missing: Vec<u32> = wanted.iter().filter(|rank| !found.contains_key(*rank)).copied().collect();
         let keys: Vec<String> = missing.iter().flat_map(|rank| [own(group, *rank), of_late(*rank)]).collect();
         for (rank, values) in missing.iter().zip(reports.look(&keys).chunks(2)) {
-            let said = values[0].as_deref().or_else(|| values.get(1)?.as_deref().and_then(fresh));
-            if let Some(snapshot) = said.and_then(of_extract) {
+            let last = values.iter().flatten().filter_map(|value| fresh(value)).max_by_key(|(time, _)| *time);
+            if let Some(snapshot) = last.and_then(|(_, report)| of_extract(report)) {
                 found.insert(*rank, snapshot);
             }
         }
@@ -88,7 +86,7 @@ fn report_of(rank: &Local<'_>, group: &Group, world: u64) -> Option<Vec<u8>> {
         let Some(channel) = snapshot.channels.iter().find(|channel| channel.place == call.channel) else {
             return false;
         };
-        let last = if call.call.operation.is_message() { channel.messages_begun } else { channel.calls_begun };
+        let last = if call.call.operation.is_compared() { channel.calls_begun } else { channel.messages_begun };
         let kept = if channel.key == group.key { CALLS } else { 1 };
         call.state == EntryState::Running || call.in_channel + kept > last
     };
@@ -103,14 +101,96 @@ fn of_late(rank: u32) -> String {
     format!("late/{rank}")
 }
 
-/// Returns the report that follows its time in `value`. Returns `None` where the report is older
-/// than [`FRESH`].
-fn fresh(value: &[u8]) -> Option<&[u8]> {
+/// Returns the time that stands at the beginning of `value`, and the report that follows it.
+/// Returns `None` where the report is older than [`FRESH`].
+fn fresh(value: &[u8]) -> Option<(u64, &[u8])> {
     let (time, report) = value.split_first_chunk::<8>()?;
-    (u64::from_le_bytes(*time).abs_diff(now()) < FRESH.as_millis() as u64).then_some(report)
+    let time = u64::from_le_bytes(*time);
+    (time.abs_diff(now()) < FRESH.as_millis() as u64).then_some((time, report))
 }
 
 /// The milliseconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::sync::atomic::AtomicU64;
+
+    use recording::{Call, ChannelFacts, NO_PEER, Operation, Recorder, WorldFacts, layout};
+
+    use super::*;
+    use crate::digest::Fnv1a;
+    use crate::recorder::{Kind, World};
+
+    /// A place for reports in this process, which is looked at for that long.
+    struct Here(RefCell<BTreeMap<String, Vec<u8>>>, Cell<Duration>);
+
+    impl Here {
+        /// Makes the report under that key older.
+        fn age(&self, key: &str, by: Duration) {
+            let mut values = self.0.borrow_mut();
+            let time = values.get_mut(key).unwrap().first_chunk_mut::<8>().unwrap();
+            *time = (u64::from_le_bytes(*time) - by.as_millis() as u64).to_le_bytes();
+        }
+    }
+
+    impl Reports for Here {
+        fn deadline(&self) -> Deadline {
+            Deadline::after(self.1.get())
+        }
+
+        fn leave(&self, key: &str, value: &[u8]) -> bool {
+            self.0.borrow_mut().insert(key.to_owned(), value.to_owned());
+            true
+        }
+
+        fn look(&self, keys: &[String]) -> Vec<Option<Vec<u8>>> {
+            keys.iter().map(|key| self.0.borrow().get(key).cloned()).collect()
+        }
+    }
+
+    /// The wait for a stream fails at its deadline, and the group goes on.
+    #[test]
+    fn a_report_of_an_earlier_failure_is_not_read() {
+        let group =
+            Group::open(Kind::Dimension, &World::default(), Fnv1a::default().text("reports"), (1, 2), &[], "dp");
+        let words = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
+        let recorder = Recorder::new(words, 100, "alpha", "0.2.0");
+        let world = WorldFacts { key: 7, rank: 1, size: 2, job: "", store: "", launcher: "" };
+        let world = recorder.open_world(&world);
+        let facts = ChannelFacts { kind: 0, key: group.key(), world, rank: 1, members: &[], size: 2, name: "mesh/dp" };
+        let channel = recorder.open_channel(&facts);
+        let reports = Here(RefCell::default(), Cell::new(Duration::from_secs(60)));
+        let call = || {
+            let (operation, peer) = (Operation::AllReduce, NO_PEER);
+            let call = Call { operation, dtype: 7, reduction: 0, count: 4, peer, stream: 0 };
+            recorder.end(recorder.begin(channel, &call), EntryState::Issued);
+        };
+        let leave = |is_late: bool| {
+            let (snapshot, memory) = recorder.with_memory().unwrap();
+            let local = |rank| Local { rank, snapshot: &snapshot, memory: &memory };
+            match is_late {
+                true => leave(&reports, &group, 7, &local(0), &[local(1)]),
+                false => leave(&reports, &group, 7, &local(1), &[]),
+            }
+        };
+        let read = || read(&reports, &group, &[1], &[]).get(&1).map(|found| found.channels[0].calls_begun);
+        call();
+        assert!(leave(false));
+        assert_eq!(read(), Some(1));
+        reports.age(&own(&group, 1), FRESH);
+        reports.1.set(Duration::from_millis(50));
+        assert_eq!(read(), None, "the report is old");
+        reports.1.set(Duration::from_secs(60));
+        // The last report of a rank counts, whoever has written it.
+        call();
+        assert!(leave(false));
+        reports.age(&own(&group, 1), Duration::from_secs(1));
+        call();
+        assert!(leave(true));
+        assert_eq!(read(), Some(3));
+    }
 }

@@ -90,6 +90,13 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
     // The rank of another host may wait itself, so it counts only where this host misses nobody.
     let remote = remote_of(number).filter(|rank| numbers.is_empty() && unseen.contains(rank));
     let whom = match (numbers.is_empty(), unseen.is_empty()) {
+        _ if call.call.operation == Operation::Custom => {
+            numbers.extend(remote);
+            match remote {
+                Some(rank) => format!(": the call waits for a message of rank {rank} on another host"),
+                None => ": nobody knows for which ranks it waits".to_owned(),
+            }
+        }
         (false, _) => format!(": {} did not come", ranges(&numbers)),
         (true, false) if remote.is_some() => {
             numbers.extend(remote);
@@ -151,10 +158,12 @@ struct Waits<'a> {
 
 impl<'a> Waits<'a> {
     /// The ranks for which `call` waits. The rank `here`, at the position `me` of the group, has
-    /// made the call.
+    /// made the call. No rank is missing in an operation of the program's own, because nobody knows
+    /// which ranks make it.
     fn of(call: &RecordedCall, group: &Wanted, (me, here): (u32, &Rank<'a>), ranks: &[Rank<'a>]) -> Waits<'a> {
         let mut waits = Waits { missing: Vec::new(), unseen: Vec::new() };
         let peer = u32::try_from(call.call.peer).ok().filter(|_| call.call.operation.is_message());
+        let is_collective = call.call.operation.is_compared();
         let positions = match peer {
             Some(peer) => peer..peer + 1,
             None => 0..group.size as u32,
@@ -168,7 +177,7 @@ impl<'a> Waits<'a> {
             match ranks.iter().find(is_it) {
                 None => waits.unseen.push(number as i32),
                 Some(rank) if peer.is_some() && is_without_message(call, me, rank) => waits.missing.push(*rank),
-                Some(rank) if peer.is_none() && has_not_come(call, here, rank) => waits.missing.push(*rank),
+                Some(rank) if is_collective && has_not_come(call, here, rank) => waits.missing.push(*rank),
                 Some(_) => {}
             }
         }
@@ -180,7 +189,7 @@ impl<'a> Waits<'a> {
 /// Whether a rank has not come to a collective call of the rank `here`, or has made another one.
 fn has_not_come(call: &RecordedCall, here: &Rank<'_>, rank: &Rank<'_>) -> bool {
     let Some(channel) = rank.channel.filter(|channel| channel.calls_begun >= call.in_channel) else { return true };
-    let mut calls = rank.found.snapshot.calls_of(channel).filter(|other| !other.call.operation.is_message());
+    let mut calls = rank.found.snapshot.calls_of(channel).filter(|other| other.call.operation.is_compared());
     let same = calls.find(|other| other.in_channel == call.in_channel);
     // The rank's recording may have overwritten the call, and then nobody knows whether the rank
     // has made it.
@@ -206,7 +215,26 @@ fn seconds(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ranks::tests::rank_in;
     use super::*;
+
+    /// The ranks that are missing in the last call of rank 0, where the ranks run these operations.
+    fn missing(operations: [&[Operation]; 2]) -> Vec<u32> {
+        let found = [0, 1].map(|rank| rank_in(rank, [operations[rank], &[]]));
+        let wanted = Wanted::of(&found[0], &found[0].snapshot.channels[0]);
+        let (ranks, call) = (wanted.ranks(&found), found[0].snapshot.calls.last().unwrap());
+        let waits = Waits::of(call, &wanted, (0, &ranks[0]), &ranks);
+        assert!(waits.unseen.is_empty());
+        waits.missing.iter().map(|rank| rank.number).collect()
+    }
+
+    #[test]
+    fn nobody_knows_who_is_missing_in_an_operation_of_the_programs_own() {
+        let [all_reduce, own] = [Operation::AllReduce, Operation::Custom];
+        assert_eq!(missing([&[all_reduce], &[own, own]]), [1]);
+        assert!(missing([&[own, own, all_reduce], &[all_reduce]]).is_empty());
+        assert!(missing([&[all_reduce, own], &[]]).is_empty());
+    }
 
     #[test]
     fn only_the_oldest_call_of_each_group_counts() {

@@ -60,6 +60,7 @@ pub(crate) use bytes::check_len;
 pub(super) use cleanup::{ScopeKeys, WorldKeys};
 pub use decision::{Decision, Decisions, Epoch, Failure, Replicas, Why};
 pub use departures::Departures;
+pub(super) use exchange::has_first_call_failed;
 pub(super) use members::Members;
 pub(super) use notes::{add_note, fill_gaps, note_key};
 pub(crate) use order::check_order;

@@ -31,7 +31,7 @@ pub(super) struct EpochScopes {
     /// it.
     pub(super) size: usize,
     /// The number of seats of the mesh in its full shape. In epoch 0 the world may have several
-    /// meshes, so this is the number of ranks then.
+    /// meshes, so this is the number of ranks then, and src/comm says the seats of its meshes.
     pub(super) seats: usize,
     /// Whether this process is a newcomer that was not let in yet. Such a newcomer makes no
     /// collective call.

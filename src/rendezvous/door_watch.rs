@@ -60,6 +60,8 @@ pub(super) struct Door<'a> {
     /// The epoch in which this process is. The epoch says how many notes were read for its
     /// decision.
     pub(super) epoch: &'a CurrentEpoch,
+    /// Returns the number of seats of the mesh in epoch 0, where the process knows that mesh.
+    pub(super) seats_at_start: &'a dyn Fn() -> Option<usize>,
 }
 
 impl DoorWatch {
@@ -127,7 +129,9 @@ impl Looking {
         }
         let epoch = door.epoch.get();
         let is_out = |process| epoch.in_mesh.contains(&process) || door.losses.any(|lost| lost == process);
-        i32::try_from(count_waiting(&self.knocked, (epoch.door, epoch.seats), is_out)).unwrap_or(i32::MAX)
+        let at_start = if epoch.number == 0 { (door.seats_at_start)() } else { None };
+        let seats = at_start.unwrap_or(epoch.seats);
+        i32::try_from(count_waiting(&self.knocked, (epoch.door, seats), is_out)).unwrap_or(i32::MAX)
     }
 }
 
@@ -141,4 +145,27 @@ fn coarse_now() -> u64 {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::store::MemoryStore;
+
+    /// In epoch 0 the world may be larger than the mesh. dm_recover refuses what dm_waiting does
+    /// not count (`Recovery::is_due`), so both count by the seats of the mesh.
+    #[test]
+    fn a_newcomer_beyond_the_mesh_of_the_start_does_not_count_alone() {
+        let store = MemoryStore::new();
+        // The mesh has two ranks for each index. The newcomer of the next seat is not there.
+        let note = "9:1 3\n2 2\nsame\nwhole";
+        store.set(&door_note("p", 1), note.as_bytes(), &Wait::after(SHORT)).unwrap();
+        let losses = Losses::none(std::sync::Arc::new(store.clone()), "p");
+        let count = |seats: Option<usize>| {
+            let (epoch, seats_at_start) = (CurrentEpoch::at_door("p", 8), move || seats);
+            let (losses, seats_at_start) = (&losses, &seats_at_start);
+            DoorWatch::default().count(Door { store: &store, prefix: "p", losses, epoch: &epoch, seats_at_start })
+        };
+        assert_eq!([Some(2), Some(4), None].map(count), [0, 1, 1]);
+    }
 }

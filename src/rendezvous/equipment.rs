@@ -56,7 +56,7 @@ pub(super) fn check(
     Err(Error::new(
         Status::Device,
         format!(
-            "ranks {other} and {rank} are both on {name}: give each a device of its own, or let NCCL share one: NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks from 2.30 on, before that an NCCL_HOSTID of its own on each"
+            "ranks {other} and {rank} are both on {name}: give each a device of its own, or let ranks share a device: from NCCL 2.30 on set NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks; with an older NCCL give each rank a different NCCL_HOSTID"
         ),
     ))
 }

@@ -44,6 +44,10 @@ pub(super) struct JoinAttempt {
     pub(super) tried: Vec<String>,
     /// The nonce of this try, once it is known.
     nonce: Option<String>,
+    /// The number of this join.
+    number: i64,
+    /// The knowledge of this process about the key that counts the joins.
+    count: Count,
     /// Whether the join has succeeded, so its number stays in use.
     done: bool,
 }
@@ -52,24 +56,115 @@ pub(super) struct JoinAttempt {
 static TRIED: Lazy<Mutex<Tried>> = Lazy::new(Mutex::default);
 type Tried = HashMap<(String, usize), Vec<String>>;
 
+/// The knowledge of this process about each key that counts its joins. An answer of the store may
+/// fail to come while a number is taken or given back, and then nobody knows whether the store has
+/// counted. Without this knowledge the rank would be one number beyond the other ranks from then
+/// on. Only stores that are known by their addresses and folders are listed here, because several
+/// stores of a caller may have one name.
+static COUNTS: Lazy<Mutex<HashMap<String, Counted>>> = Lazy::new(Mutex::default);
+
+/// The knowledge of a process about a key that counts its joins.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    /// The number of the next join.
+    next: i64,
+    /// How many numbers the key may have counted in vain beyond `next`.
+    too_many: i64,
+    /// How many joins that the key counts are going on in this process.
+    going_on: usize,
+    /// Whether several such joins have gone on at the same time. Each of them has a number of its
+    /// own, so nothing is known of the key until all of them are over.
+    overlap: bool,
+}
+
+impl Counted {
+    /// Returns the correct value of the key, which has this value after a join has begun. The
+    /// number of this join counts in `too_many`, because this join may still fail.
+    fn correct(&self, joins: i64) -> i64 {
+        let first = self.next + 1;
+        if (first..=self.next + self.too_many).contains(&joins) { first } else { joins }
+    }
+}
+
+/// The part of one join in the knowledge about the key that counts it ([`COUNTS`]).
+struct Count {
+    /// The key; `None` where the knowledge is not kept.
+    key: Option<String>,
+}
+
+impl Count {
+    /// Begins a join that this key will count.
+    fn begin(key: Option<String>) -> Count {
+        if let Some(key) = &key {
+            let mut all = lock(&COUNTS);
+            let count = all.entry(key.clone()).or_default();
+            count.going_on += 1;
+            count.overlap |= count.going_on > 1;
+        }
+        Count { key }
+    }
+
+    /// Returns what is known of the key, which is nothing while several joins go on.
+    fn known(&self) -> Counted {
+        let known = self.key.as_ref().and_then(|key| lock(&COUNTS).get(key).copied());
+        known.filter(|known| !known.overlap).unwrap_or_default()
+    }
+
+    /// Notes what is known of the key from now on.
+    fn note(&self, next: i64, too_many: i64) {
+        let Some(key) = &self.key else { return };
+        if let Some(count) = lock(&COUNTS).get_mut(key) {
+            (count.next, count.too_many) = (next, too_many);
+        }
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        let Some(key) = &self.key else { return };
+        let mut all = lock(&COUNTS);
+        let Some(count) = all.get_mut(key) else { return };
+        count.going_on -= 1;
+        if count.going_on == 0 && count.overlap {
+            all.remove(key);
+        }
+    }
+}
+
 impl JoinAttempt {
     /// Begins the n-th join of this rank of this process in that store. The store counts the joins.
     /// So what this process does in other stores of that name, or with an earlier server there,
-    /// does not matter to the ranks that meet now.
-    pub(super) fn begin(store: &Arc<dyn Store>, job: u64, rank: usize, wait: &Wait) -> Result<JoinAttempt> {
+    /// does not matter to the ranks that meet now. `has_own_name` says whether no other store of
+    /// this process has the name of the store.
+    pub(super) fn begin(
+        store: &Arc<dyn Store>,
+        job: u64,
+        rank: usize,
+        has_own_name: bool,
+        wait: &Wait,
+    ) -> Result<JoinAttempt> {
         static NAMES: Lazy<Mutex<HashMap<(String, usize), String>>> = Lazy::new(Mutex::default);
         let mut names = lock(&NAMES);
         let name = names.entry((store.name().to_owned(), rank)).or_insert_with(handshake::random).clone();
         drop(names);
         let counter = format!("devicemesh/{job:x}/joins/{name}");
+        let count = Count::begin(has_own_name.then(|| counter.clone()));
+        let Counted { next, too_many, .. } = count.known();
+        count.note(next, too_many + 1);
         let mut joins = store.add(&counter, 1, wait)?;
-        if joins < 1 {
-            // A number was given back to a server that had not given it out.
-            joins = store.add(&counter, 1 - joins, wait)?;
+        // The store may have begun anew after it had given a number out, which was then given
+        // back. It may also have kept a number that was given back. If another join has begun
+        // meanwhile, the store's count stands.
+        let correct = count.known().correct(joins.max(1));
+        if joins != correct {
+            joins = store.add(&counter, correct - joins, wait)?;
         }
-        let prefix = format!("devicemesh/{job:x}/{}", joins - 1);
+        let number = joins - 1;
+        count.note(number, 1);
+        let prefix = format!("devicemesh/{job:x}/{number}");
         let tried = lock(&TRIED).get(&(store.name().to_owned(), rank)).cloned().unwrap_or_default();
-        Ok(JoinAttempt { store: Arc::clone(store), counter, prefix, rank, tried, nonce: None, done: false })
+        let store = Arc::clone(store);
+        Ok(JoinAttempt { store, counter, prefix, rank, tried, nonce: None, number, count, done: false })
     }
 
     /// Notes that the ranks meet under that prefix, which ends with their nonce.
@@ -80,6 +175,7 @@ impl JoinAttempt {
     /// Keeps the number in use. This is called when the join has succeeded or its store has gone.
     pub(super) fn keep(mut self) {
         self.done = true;
+        self.count.note(self.number + 1, 0);
         lock(&TRIED).remove(&(self.store.name().to_owned(), self.rank));
     }
 }
@@ -101,7 +197,9 @@ impl Drop for JoinAttempt {
             if self.rank == 0 {
                 let _ = self.store.delete(&format!("{}/session", self.prefix), &wait);
             }
-            let _ = self.store.add(&self.counter, -1, &wait);
+            if self.store.add(&self.counter, -1, &wait).is_ok() {
+                self.count.note(self.number, 0);
+            }
         }
     }
 }
@@ -216,6 +314,74 @@ mod tests {
     use crate::error::Error;
     use crate::rendezvous::store::{Hooked, MemoryStore};
     use std::sync::atomic::AtomicBool;
+
+    /// No other test has these ranks.
+    #[test]
+    fn a_number_that_was_not_given_back_is_given_back_by_the_next_join() {
+        let wait = Wait::after(Duration::from_secs(20));
+        let is_ill = Arc::new(AtomicBool::new(false));
+        let ill = Arc::clone(&is_ill);
+        let before = move |operation: &str, _: usize, _: &Wait| match operation == "add" && ill.load(Ordering::SeqCst) {
+            true => Err(Error::store("the store is ill")),
+            false => Ok(()),
+        };
+        let memory = MemoryStore::new();
+        let store: Arc<dyn Store> = Arc::new(Hooked { store: memory.clone(), before });
+        let begin = || JoinAttempt::begin(&store, 0, 1002, true, &wait);
+        let number = |join: &JoinAttempt| join.prefix.rsplit('/').next().map(str::to_owned);
+        for expected in ["0", "1"] {
+            let join = begin().unwrap();
+            assert_eq!(number(&join).as_deref(), Some(expected));
+            // The number is not given back.
+            is_ill.store(true, Ordering::SeqCst);
+            drop(join);
+            assert!(begin().is_err());
+            is_ill.store(false, Ordering::SeqCst);
+            let join = begin().unwrap();
+            assert_eq!(number(&join).as_deref(), Some(expected));
+            // The store takes a number, and its answer does not come.
+            let counter = join.counter.clone();
+            drop(join);
+            is_ill.store(true, Ordering::SeqCst);
+            assert!(begin().is_err());
+            is_ill.store(false, Ordering::SeqCst);
+            memory.add(&counter, 1, &wait).unwrap();
+            let join = begin().unwrap();
+            assert_eq!(number(&join).as_deref(), Some(expected));
+            join.keep();
+        }
+        // A join of another job has a key of its own.
+        let join = JoinAttempt::begin(&store, 1, 1002, true, &wait).unwrap();
+        assert_eq!(number(&join).as_deref(), Some("0"));
+        is_ill.store(true, Ordering::SeqCst);
+        drop(join);
+        is_ill.store(false, Ordering::SeqCst);
+        begin().unwrap().keep();
+        let join = JoinAttempt::begin(&store, 1, 1002, true, &wait).unwrap();
+        assert_eq!(number(&join).as_deref(), Some("0"));
+        join.keep();
+        // Another server has begun at the same address.
+        let other: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let join = JoinAttempt::begin(&other, 0, 1002, true, &wait).unwrap();
+        assert_eq!(number(&join).as_deref(), Some("0"));
+    }
+
+    /// No other test has this rank.
+    #[test]
+    fn joins_that_go_on_at_the_same_time_have_numbers_of_their_own() {
+        let wait = Wait::after(Duration::from_secs(20));
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let begin = || JoinAttempt::begin(&store, 0, 1003, true, &wait).unwrap();
+        let (first, second) = (begin(), begin());
+        assert_eq!((first.number, second.number), (0, 1));
+        second.keep();
+        // The second number stays in use.
+        drop(first);
+        let third = begin();
+        assert_eq!(third.number, 1);
+        third.keep();
+        assert_eq!(begin().number, 2);
+    }
 
     #[test]
     fn a_clean_up_that_fails_is_made_up_for_by_the_next_one() {

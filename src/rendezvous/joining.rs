@@ -194,6 +194,7 @@ impl World {
         // found in a world of one rank.
         let secret = Secret::from_environment()?;
         let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
+        let has_own_name = store.is_none() && size > 1;
         let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
             (None, _) if size == 1 => (Arc::new(MemoryStore::new()), None, true),
             (Some(store), _) => {
@@ -225,7 +226,7 @@ impl World {
             }
         };
         let (join, met, handshake::Session { prefix, size: size_there }) = loop {
-            let join = JoinAttempt::begin(&store, self.place.job, rank, wait);
+            let join = JoinAttempt::begin(&store, self.place.job, rank, has_own_name, wait);
             let found = join.as_ref().map_err(Error::clone).and_then(|join| {
                 // No job runs in a store that this process has just begun to serve.
                 let serves = (fresh, rank) == (true, 0);

@@ -6,10 +6,10 @@
 //!
 //! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
 //! (agreement/notes.rs). A server of this library writes these keys when the connections of a rank
-//! end. It also fills the gap that a rank may leave when the rank ends while it announces a loss.
-//! The list also has the notes that a rank has come to a turn (turns.rs). On any other store each
-//! rank leaves its process number under the name of its host, and a rank that waits for long looks
-//! whether the processes of its own host live. On such a store the ranks fill the gaps.
+//! end. It also fills the gap that a rank may leave when the rank ends while it announces a loss. A
+//! rank that adds a note fills all other gaps. The list also has the notes that a rank has come to
+//! a turn (turns.rs). On any other store each rank leaves its process number under the name of its
+//! host, and a rank that waits for long looks whether the processes of its own host live.
 
 mod local_ranks;
 
@@ -45,8 +45,6 @@ pub(super) struct Losses {
     prefix: String,
     /// This process.
     me: Incarnation,
-    /// Whether the store itself knows who is lost, and fills the gaps among the notes.
-    store_knows: bool,
     /// The losses that were read so far.
     known: Mutex<Known>,
     /// The ranks of this host; `None` where the store itself knows who is lost, and where this
@@ -110,7 +108,6 @@ impl Losses {
             store,
             prefix: prefix.to_owned(),
             me,
-            store_knows,
             known: Mutex::default(),
             local_ranks,
             turns: Turns::default(),
@@ -125,7 +122,6 @@ impl Losses {
             store,
             prefix: prefix.to_owned(),
             me: Incarnation::first(0),
-            store_knows: false,
             known: Mutex::default(),
             local_ranks: None,
             turns: Turns::default(),
@@ -253,9 +249,14 @@ impl Losses {
         let deadline = Deadline::after(SHORT.min(of_caller.deadline.left()));
         let wait = Wait { watch: None, ..of_caller.with_deadline(deadline) };
         self.look_within(&wait);
+        self.read_notes(&wait)
+    }
+
+    /// Reads the notes that are in the store by now, up to the first gap.
+    fn read_notes(&self, wait: &Wait) -> Result<()> {
         while !wait.deadline.passed() {
             let (number, key) = self.next();
-            let Some(value) = self.store.try_get(&key, &wait)? else { break };
+            let Some(value) = self.store.try_get(&key, wait)? else { break };
             self.note(number, &value);
         }
         Ok(())
@@ -312,7 +313,12 @@ impl Losses {
     fn add(&self, note: &str, wait: &Wait) -> Result<()> {
         let (list, wrote) = (self.list(), |_| {});
         let number = add_note(&*self.store, &list, note.as_bytes(), wait, &wrote)?;
-        if !self.store_knows {
+        // Notes are read in order, so nobody asks the store about gaps among those that were read.
+        // A server of this library fills the gap of a rank that has died, and not the gap of a
+        // rank that lives and could not write its note.
+        let has_unread = || usize::try_from(number).is_ok_and(|number| self.known().read + 1 < number);
+        // Others may have added notes since this rank has read the list.
+        if has_unread() && self.read_notes(wait).is_ok() && has_unread() {
             // The next rank that adds a note fills the gaps where this rank cannot.
             let _ = fill_gaps(&*self.store, &list, number, wait, &wrote);
         }

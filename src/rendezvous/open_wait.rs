@@ -1,4 +1,5 @@
-//! A WAIT for a key that is left unanswered at the store, so that a look costs one read of a socket.
+//! A WAIT for a key that is left unanswered at the store, so that a look costs one read of a
+//! socket.
 //!
 //! A store that answers each question at once (a folder, or the program's callbacks) cannot leave a
 //! WAIT open. Such a store is asked once in each [`ASK`] instead.

@@ -25,14 +25,16 @@
 //! 8. the communicator library, where its version matters
 //!
 //! Rank 0 writes the key when all ranks have come to the join and before it reports that it has
-//! got through. So rank 0 cannot end after a join that succeeds and before it writes the key.
+//! got through. So rank 0 cannot end after a join that succeeds and before it writes the key. Rank
+//! 0 removes the key of a join that fails. Where rank 0 is lost meanwhile, the key stays, and
+//! whoever reads it finds that the join has failed.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::agreement::{Decision, Decisions, Epoch, Why, decided_at, ended, now};
+use super::agreement::{Decision, Decisions, Epoch, Why, decided_at, ended, has_first_call_failed, now};
 use super::incarnation::Incarnation;
 use super::losses;
 use super::options::Join;
@@ -176,7 +178,8 @@ pub(super) struct Found {
 /// A job runs if it has left the key, its last decision is not the end, and some member of its
 /// newest epoch is not lost. The caller or `DM_JOIN` may say that the job runs. If neither says
 /// so, the store must also know that the process that held this rank is lost. Otherwise this
-/// process is more likely a rank that was started twice, or a rank of another job.
+/// process is more likely a rank that was started twice, or a rank of another job. A key of a join
+/// that has failed is taken for no key, because the ranks begin this join again.
 ///
 /// Fails where this process cannot be a newcomer of the job that runs.
 pub(super) fn find(
@@ -200,6 +203,9 @@ pub(super) fn find(
         )));
     };
     let prefix = format!("{join}/{}", running.nonce);
+    if has_first_call_failed(&**store, &format!("{prefix}/world"), wait)? {
+        return Ok(None);
+    }
     let seen = Seen::read(store, &prefix, wait)?;
     let lost = if store.knows_losses() { losses::read_all(&**store, &prefix, wait)? } else { BTreeSet::new() };
     let members = seen.newest.as_ref().map_or_else(|| first_members(running.size), Epoch::members);
@@ -269,7 +275,10 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::rendezvous::store::MemoryStore;
 
     #[test]
     fn the_facts_are_read_as_they_are_written() {
@@ -296,5 +305,24 @@ mod tests {
             let text = format!("6fb1 {size}\ncpu\n0.2.0\n0\n1\n\n\n");
             assert_eq!(text.parse::<Running>().is_ok(), is_read, "{size}");
         }
+    }
+
+    /// Rank 0 has written the key and has died before the join has ended.
+    #[test]
+    fn a_join_that_has_failed_leaves_no_running_job() {
+        let wait = Wait::after(Duration::from_secs(20));
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        store.set(&key("join"), Running::new("6fb1", 2, "cpu").to_string().as_bytes(), &wait).unwrap();
+        let find = || find(&store, "join", Join::Running, (0, 2), "cpu", &wait);
+        assert!(find().unwrap().is_some());
+        let lost = Error::new(Status::PeerLost, "rank 0 was lost");
+        let verdict = format!("{} 0 0 0 0 0\n{}", lost.status() as i32, lost.message());
+        std::thread::scope(|threads| {
+            // All ranks have come to the join, which has not ended yet.
+            store.set("join/6fb1/world/0/count", b"2", &wait).unwrap();
+            let found = threads.spawn(find);
+            store.set("join/6fb1/world/0/end/verdict", verdict.as_bytes(), &wait).unwrap();
+            assert!(found.join().unwrap().unwrap().is_none());
+        });
     }
 }

@@ -280,9 +280,14 @@ impl World {
     /// (door_watch.rs).
     #[doc(hidden)]
     pub fn num_waiting(&self) -> Result<i32> {
-        let session = self.session()?;
-        let Session { store, prefix, losses, epoch, door, .. } = session;
-        Ok(door.count(Door { store: &**store, prefix, losses, epoch }))
+        self.num_waiting_for(&|| None)
+    }
+
+    /// Does what [`num_waiting`](World::num_waiting) does. `seats_at_start` returns the number of
+    /// seats of the mesh in epoch 0; `None` where that is the number of ranks of the world.
+    pub(crate) fn num_waiting_for(&self, seats_at_start: &dyn Fn() -> Option<usize>) -> Result<i32> {
+        let Session { store, prefix, losses, epoch, door, .. } = self.session()?;
+        Ok(door.count(Door { store: &**store, prefix, losses, epoch, seats_at_start }))
     }
 
     /// Why a thread that is blocked in a communicator of this world ends its wait, as far as this

@@ -88,7 +88,7 @@ impl Recorder {
     #[inline(always)]
     fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
         self.change(entry, state, Some(ticks));
-        if entry.is_message() || entry.is_none() {
+        if !entry.is_collective() {
             return;
         }
         if state == EntryState::Failed {

@@ -9,9 +9,9 @@ use crate::layout;
 pub struct Entry {
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
     pub(super) number: u64,
-    /// The place of the channel (bits 0 to 7), whether the call is a message (bit 8), whether the
-    /// clock was not read when the call began, because the call is brief (bit 9), and the number of
-    /// the call in its channel (the other 54 bits).
+    /// The place of the channel (bits 0 to 7), whether the call is counted among the collective
+    /// calls of the channel (bit 8), whether the clock was not read when the call began, because
+    /// the call is brief (bit 9), and the number of the call in its channel (the other 54 bits).
     rest: u64,
 }
 
@@ -22,8 +22,8 @@ impl Entry {
     pub const NONE: Entry = Entry { number: u64::MAX, rest: 0 };
 
     #[inline]
-    pub(super) fn new(number: u64, in_channel: u64, place: u16, is_message: bool, is_brief: bool) -> Entry {
-        let rest = u64::from(place) | u64::from(is_message) << 8 | u64::from(is_brief) << 9 | in_channel << 10;
+    pub(super) fn new(number: u64, in_channel: u64, place: u16, is_collective: bool, is_brief: bool) -> Entry {
+        let rest = u64::from(place) | u64::from(is_collective) << 8 | u64::from(is_brief) << 9 | in_channel << 10;
         Entry { number, rest }
     }
 
@@ -39,8 +39,9 @@ impl Entry {
         usize::from(self.rest as u8)
     }
 
+    /// Whether the call is counted among the collective calls of its channel.
     #[inline]
-    pub(super) fn is_message(&self) -> bool {
+    pub(super) fn is_collective(&self) -> bool {
         self.rest >> 8 & 1 != 0
     }
 

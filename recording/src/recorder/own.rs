@@ -53,7 +53,14 @@ impl Recorder {
 
     /// Reads this recording as another process does.
     pub fn snapshot(&self) -> io::Result<Snapshot> {
-        Snapshot::of_bytes(&self.copy(), &self.copy(), &self.copy())
+        self.with_memory().map(|(snapshot, _)| snapshot)
+    }
+
+    /// Reads this recording as [`snapshot`](Recorder::snapshot) does. Returns the copy of its
+    /// memory, too.
+    pub fn with_memory(&self) -> io::Result<(Snapshot, Vec<u8>)> {
+        let (before, copy, after) = (self.copy(), self.copy(), self.copy());
+        Ok((Snapshot::of_bytes(&before, &copy, &after)?, copy))
     }
 
     fn copy(&self) -> Vec<u8> {

@@ -9,7 +9,8 @@ use recording::{Call, Channel, ChannelFacts, ChannelState, Recorder};
 
 use super::expected::find;
 use crate::digest::Fnv1a;
-use crate::recorder::{Group, launched};
+use crate::recorder::Group;
+use crate::recorder::launched::{self, Left};
 
 /// How many communicators tell this plugin of their calls.
 static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
@@ -67,11 +68,10 @@ impl Communicator {
         }
     }
 
-    /// Records that a call is launched, which runs in `channels` channels of NCCL. Returns its
-    /// number; 0 where it is not recorded.
-    pub(super) fn launch(&self, call: &Call, channels: u8) -> u64 {
+    /// Records that a call is launched. Returns its number; 0 where it is not recorded.
+    pub(super) fn launch(&self, call: &Call, left: Left) -> u64 {
         let own = || *self.channel.get().unwrap_or(&Channel::NONE);
-        launched::launch(self.of_mesh.as_ref().map_or_else(own, |group| group.channel()), call, channels)
+        launched::launch(self.of_mesh.as_ref().map_or_else(own, |group| group.channel()), call, left)
     }
 }
 

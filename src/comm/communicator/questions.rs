@@ -11,30 +11,6 @@ use crate::wait::Wait;
 
 /// Questions to the library.
 impl Communicator {
-    /// Sets how long calls on the communicator wait for their peers, in milliseconds. Each mesh
-    /// that shares the communicator has a timeout of its own.
-    pub(in crate::comm) fn set_timeout(&self, millis: u64) -> Result<()> {
-        // Every operation calls this function, and the timeout is nearly always set already. A load
-        // takes less time than an exchange.
-        if self.timeout_millis.load(Ordering::Relaxed) == millis
-            || self.timeout_millis.swap(millis, Ordering::Relaxed) == millis
-        {
-            return Ok(());
-        }
-        if self.library.has_streams() {
-            return self.ready().map(drop);
-        }
-        let set = self.ask(None, &self.question_wait(), "the timeout", move |library, raw| {
-            let outcome = library.set_timeout(raw, millis);
-            let has_failed = outcome.is_err() && library.poll(raw).is_err();
-            (outcome, has_failed)
-        });
-        // A failure is written to the log, and the program's log callback may ask the library. So
-        // the question is over before.
-        let (outcome, has_failed) = set?;
-        outcome.map_err(|error| self.explain_as(error, has_failed))
-    }
-
     /// Whether nothing is in progress on the communicator. Fails when the communicator has failed,
     /// and when the library does not answer.
     pub(in crate::comm) fn poll(&self) -> Result<bool> {

@@ -11,8 +11,10 @@ use crate::wait::{Deadline, Wait};
 /// Calls on the communicator. While a call is inside, no other thread calls, and no thread ends the
 /// communicator.
 impl Handle {
-    /// Enters the communicator. Waits while a call under another tag is inside. `call` describes
-    /// this call in messages. Returns NULL, and is not inside, where the communicator has ended.
+    /// Enters the communicator. Waits while a call under another tag is inside. Fails with
+    /// `Mismatch` when a call under this tag is inside or waits, with `Timeout` at the deadline,
+    /// and with `Aborted` when the wait is cancelled. `call` describes this call in messages.
+    /// Returns NULL, and is not inside, where the communicator has ended.
     #[inline]
     pub(in crate::comm) fn enter(
         self: &Arc<Handle>,
@@ -41,7 +43,9 @@ impl Handle {
         raw
     }
 
-    /// Leaves the communicator after a call has returned.
+    /// Leaves the communicator after a call has returned. If another thread has taken the raw
+    /// communicator away and waits no longer, this function ends it. That takes seconds and may
+    /// write to the log, whose callback may call this library, so the caller holds no lock here.
     #[inline]
     pub(in crate::comm) fn leave(self: &Arc<Handle>) {
         self.gate.leave();
@@ -50,8 +54,8 @@ impl Handle {
         }
     }
 
-    /// Leaves the communicator after a call of a group has returned. Other threads enter when the
-    /// group ends.
+    /// Leaves the communicator after a call of a group has returned, as [`leave`](Handle::leave)
+    /// does. Other threads enter when the group ends.
     pub(in crate::comm) fn pause(self: &Arc<Handle>) {
         self.gate.pause();
         if self.raw.load(Ordering::SeqCst).is_null() {

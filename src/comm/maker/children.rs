@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Instant;
 
 use super::super::communicator::Communicator;
-use super::super::ending::{discard, question_wait};
+use super::super::ending::question_wait;
 use super::super::failure::blame;
 use super::super::handle::Inside;
 use super::super::names::world_ranks;
@@ -36,10 +36,11 @@ impl Maker<'_> {
         let began = Instant::now();
         let (color, key) = place.unwrap_or((NO_COLOR, 0));
         let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
+        let left = self.millis_left();
         let (child, outcome) = self.child(parent, "ncclCommSplit", what, move |library, raw, child| {
             // SAFETY: `Maker::child` keeps the place valid until the library is done with the
             // parent.
-            unsafe { library.split(raw, color, key, child, &mut config) }
+            unsafe { library.split(raw, color, key, child, &mut config, left) }
         })?;
         if let Err(error) = outcome {
             self.peers.tell_before_abort(&error);
@@ -50,7 +51,7 @@ impl Maker<'_> {
         // write to it any more.
         let child = *unsafe { Box::from_raw(child) };
         if place.is_none() && child.is_null() {
-            return parent.set_timeout(millis(self.timeout)).map(|()| None);
+            return Ok(None);
         }
         if child.is_null() {
             return Err(Error::new(
@@ -59,13 +60,7 @@ impl Maker<'_> {
             ));
         }
         // The child may still be in progress by itself, so it is waited for as well.
-        let made = self.poll_new(child, what, |error| blame(group, error));
-        let restored = parent.set_timeout(millis(self.timeout));
-        made?;
-        if let Err(error) = restored {
-            discard(self.library, &[child], Some(&self.worker));
-            return Err(error);
-        }
+        self.poll_new(child, what, |error| blame(group, error))?;
         log_made("split off", group, began);
         Ok(Some(child))
     }
@@ -83,10 +78,11 @@ impl Maker<'_> {
         let began = Instant::now();
         let mut excluded = excluded.to_vec();
         let what = || format!("shrinking a communicator to ranks {}", world_ranks(group));
+        let left = self.millis_left();
         let (child, outcome) = self.child(parent, "ncclCommShrink", what, move |library, raw, child| {
             // SAFETY: `Maker::child` keeps the place valid until the library is done with the
             // parent.
-            unsafe { library.shrink(raw, &mut excluded, child, &mut config) }
+            unsafe { library.shrink(raw, &mut excluded, child, &mut config, left) }
         })?;
         // SAFETY: the handle is still there. The parent has most likely failed and reports that
         // now. Only the child counts here.
@@ -114,7 +110,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Ends a parent whose child was not made in time, or is not needed any more. Where a thread is
+    /// Ends a parent after the making of its child has failed or was late. Where a thread is
     /// still inside the parent, the parent ends when that thread returns.
     fn end_parent(&self, parent: &Communicator, child: *mut RawComm) {
         parent.abort_soon(Some(&self.worker));
@@ -128,8 +124,10 @@ impl Maker<'_> {
 
     /// Starts the making of a child by the library's `function` and waits until the parent is
     /// idle. Returns the place of the child's handle, and how the wait ended. The place is on the
-    /// heap. It is freed only by the caller, because the library may write to it at any time until
-    /// the parent is idle.
+    /// heap, because the library may write to it until the parent is idle. After `Ok` the place
+    /// belongs to the caller. If `function` refuses to start, this function frees the place. If the
+    /// call does not return in time, the place belongs to the thread inside the call, and the
+    /// caller gets another, empty place.
     fn child(
         &self,
         parent: &Communicator,
@@ -139,7 +137,7 @@ impl Maker<'_> {
     ) -> Result<(*mut RawComm, Result<()>)> {
         let what = || format!("{} ({function})", what());
         let mut raw = parent.ready()?;
-        parent.set_timeout(self.millis_left())?;
+        parent.note_timeout(millis(self.timeout));
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
         let started = match self.library.has_streams() {
             false => Ok(start(self.library, raw, child)),
@@ -162,9 +160,7 @@ impl Maker<'_> {
             // SAFETY: the handle came from a box, and a library that refuses to start does not keep
             // its place.
             drop(unsafe { Box::from_raw(child) });
-            let error = parent.explain(raw, error);
-            let _ = parent.set_timeout(millis(self.timeout));
-            return Err(error);
+            return Err(parent.explain(raw, error));
         }
         let poll = || parent.poll_making(&question_wait(self.peers.wait()), &self.worker);
         let outcome = self.poll(what, |pause| self.library.rest(raw, pause), poll);

@@ -15,7 +15,7 @@ use crate::ccl::{CallName, Expected, expect};
 use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
 use crate::recorder::{self, Group, Kind, Reports};
-use crate::wait::{Wait, Watch};
+use crate::wait::{By, Wait, Watch};
 
 /// The things that calls along a dimension need.
 pub(in crate::comm) struct Issued {
@@ -318,7 +318,7 @@ impl RootComms {
 impl EndsWithWorld for RootComms {
     fn end_with_epoch(&self) -> Vec<Arc<Communicator>> {
         let was_alive = self.end(Life::Recovered);
-        self.cancel.raise();
+        self.cancel.raise_by(By::Recover);
         if was_alive {
             self.tell_before_kernels_end();
         }
@@ -333,6 +333,10 @@ impl EndsWithWorld for RootComms {
 
     fn is_in_use(&self) -> bool {
         self.life() == Life::Alive
+    }
+
+    fn num_seats(&self) -> Option<usize> {
+        matches!(self.life(), Life::Alive | Life::Recovered).then(|| self.mesh.root_size())
     }
 
     fn watch_departures(&self) {

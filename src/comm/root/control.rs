@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::super::names::name_key;
 use crate::error::Result;
 use crate::mesh::Mesh;
 use crate::rendezvous::{Scope, World};
@@ -16,8 +17,8 @@ pub(in crate::comm) struct ControlScopes(Mutex<Known>);
 /// The scopes, and what a new one begins with.
 #[derive(Default)]
 struct Known {
-    /// The scopes by their part in the name of their keys: the layout of the dimension, and the
-    /// first position of the group.
+    /// The scopes. The key has the purpose, the layout of the dimension and the first position of
+    /// the group; for [`Purpose::Order`] also the dimension's name.
     scopes: HashMap<String, Arc<Scope>>,
     /// Whether this rank has refused a call without knowing of which group. A scope that is made
     /// later begins with this value.
@@ -52,7 +53,7 @@ impl ControlScopes {
         let pairs: Vec<String> = pairs.map(|(size, stride)| format!("{size}x{stride}")).collect();
         let name = match purpose {
             Purpose::Control => format!("control/{}/{first}", pairs.join(".")),
-            Purpose::Order => format!("order/{}/{first}/{}", pairs.join("."), mesh.dim_name(index)),
+            Purpose::Order => format!("order/{}/{first}/{}", pairs.join("."), name_key(mesh.dim_name(index))),
         };
         let mut known = self.lock();
         if let Some(scope) = known.scopes.get(&name) {

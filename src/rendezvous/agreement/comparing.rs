@@ -19,10 +19,10 @@ const WINDOW: Duration = Duration::from_millis(250);
 /// pauses for this long between two looks at who has read a verdict.
 pub(super) const MOMENT: Duration = Duration::from_millis(50);
 
-/// The most dissenters whose calls are read. As many are read as can be more than half of all
-/// ranks, because their calls may then be the right ones.
+/// The most dissenters whose calls are read. Below this limit, half of all ranks and one more are
+/// read, because the majority may have made the right call.
 const MOST_READ: usize = 1024;
-/// The least dissenters whose calls are read, where so many are known.
+/// At least this many dissenters' calls are read, if there are so many.
 const LEAST_READ: usize = 16;
 
 impl Round {

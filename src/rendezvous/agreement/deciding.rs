@@ -30,12 +30,13 @@ pub(super) enum Part<'a> {
 pub(super) enum Settled {
     /// All ranks have agreed.
     Agreed,
-    /// This rank takes no part in the call of that number, and goes on to the next number. There
-    /// are four possible reasons. A rank has refused the call, and the call is one of another
-    /// function than this rank's. The call is in a deadlock of which this rank's caller was told
-    /// when this rank waited in another call of the ring. The call is on another mesh, which a
-    /// rank has ended by dm_abort. The call has ended because of a turn that this rank has left by
-    /// now.
+    /// This rank passes over the call of that number, and takes the next number. There are four
+    /// possible reasons:
+    /// - Another rank refused a call of another function under this number.
+    /// - The call is in a deadlock, and this rank's caller was told of it in another call of the
+    ///   ring.
+    /// - The call is on another mesh, which a rank has ended by dm_abort.
+    /// - The call ended because of a turn that this rank has left since.
     PassedOver,
 }
 

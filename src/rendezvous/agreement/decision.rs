@@ -45,15 +45,15 @@ pub struct Epoch {
     pub spares: Vec<Incarnation>,
     /// The processes of the mesh that need the state of the training, in ascending order.
     pub stateless: Vec<Incarnation>,
-    /// The newcomers that ask for a seat of the mesh that has a holder, in ascending order. They
-    /// are refused if this epoch is made, because the holder has lived after they knocked.
+    /// The newcomers whose rank another process has in the mesh, in ascending order. They are
+    /// refused if this epoch is made, because the other process has then lived after they knocked.
     pub taken: Vec<Incarnation>,
     /// The newcomers that no later decision lets in, in ascending order: those that were refused,
     /// and those that were members and were left out. A process is in the list until it is known to
     /// be lost.
     pub refused: Vec<Incarnation>,
-    /// How many notes of the door were read for this decision. There was no place for the newcomers
-    /// of these notes that the epoch lists nowhere, so they are no reason for another recovery.
+    /// How many notes of the door were read for this decision. A newcomer of one of these notes
+    /// that is in no list of the epoch got no place, so it is no reason for another recovery.
     pub door: usize,
 }
 
@@ -70,7 +70,7 @@ pub struct Replicas {
 /// Why a recovery has failed. All ranks get the same error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The kind of the failure, on which a rank acts that waits for the next decision.
+    /// The kind of the failure. A rank that waits for the next decision acts on it.
     pub why: Why,
     /// The error that every rank of the mesh returns.
     error: Verdict,

@@ -8,6 +8,7 @@ use super::verdict::Verdict;
 use super::waiting::{Found, may_follow_from_a_loss};
 use crate::error::{Error, Result, Status};
 use crate::recorder::Operation;
+use crate::rendezvous::store::Store;
 use crate::wait::{Deadline, Wait};
 
 /// The number of values that [`Round::fetch_each`] asks for at once.
@@ -15,6 +16,10 @@ pub(super) const AT_ONCE: usize = 64;
 
 /// How long [`Round::failed`] waits for the report of a failure.
 const LISTEN: Duration = Duration::from_millis(10);
+
+/// How long another process waits for the end of a call to which all ranks have come. Where a rank
+/// is lost meanwhile, the others end the call at once.
+const ENDS: Duration = Duration::from_millis(500);
 
 impl Round {
     /// Returns the number of the call in its scope. The number is equal on all ranks and is used
@@ -60,7 +65,8 @@ impl Round {
             let keys: Vec<String> = part.iter().map(|(key, _)| self.key("/data", key)).collect();
             let there = self.membership.store.try_get_each(&keys, wait);
             for ((key, rank), value) in part.iter().zip(there.map_err(|error| self.membership.explain(error))?) {
-                // This rank waits for a value that is not there yet, and for all that ends such a wait.
+                // This rank waits for a value that is not there yet, and for all that ends such a
+                // wait.
                 values.push(value.map_or_else(|| self.fetch(key, *rank, wait), Ok)?);
             }
         }
@@ -173,6 +179,22 @@ impl Round {
         }
         Ok(())
     }
+}
+
+/// Whether the first call of a scope has failed on all of its ranks, where the store still has the
+/// keys of that call. The keys of the scope begin with `prefix`. Where all ranks have come to the
+/// call and it has not ended, this function waits for its end for a moment.
+pub(in crate::rendezvous) fn has_first_call_failed(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<bool> {
+    let key = format!("{prefix}/0/end/verdict");
+    let mut verdict = store.try_get(&key, wait)?;
+    if verdict.is_none() && store.try_get(&format!("{prefix}/0/count"), wait)?.is_some() {
+        let moment = wait.with_deadline(Deadline::after(ENDS.min(wait.deadline.left())));
+        verdict = match store.get(&key, &moment) {
+            Err(error) if error.status() == Status::Timeout => None,
+            verdict => Some(verdict?),
+        };
+    }
+    Ok(verdict.is_some_and(|verdict| Verdict::decode(&verdict, &key, store.name()).status != Status::Ok))
 }
 
 /// Returns how an agreed call ended on this rank. `mine` is the outcome of this rank's work, and

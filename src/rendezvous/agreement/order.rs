@@ -255,7 +255,8 @@ impl Round {
 
     /// The verdict that ranks have announced different calls under this number. The others are
     /// compared with the lowest rank that has announced a call. Where this rank alone differs, the
-    /// tally shows how many ranks have announced the other call, also those whose texts are not read.
+    /// tally shows how many ranks have announced the other call, also those whose texts are not
+    /// read.
     fn difference(&self, tally: &Tally, wait: &Wait) -> Result<Verdict> {
         let (members, store) = (&self.membership.members, &self.membership.store);
         let mut texts = Vec::new();

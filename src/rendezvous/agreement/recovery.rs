@@ -78,9 +78,9 @@ pub struct Recovery {
     /// process. From then on this process takes part in no turn, because its proposals would be
     /// about an epoch that is over.
     fenced_since: Option<u64>,
-    /// When the store has this key, the wait of a process that is not in the mesh ends: another
-    /// rank has made a call for which this process is needed, too.
-    call_of_world: Option<String>,
+    /// When the store has one of these keys, the wait of a process that is not in the mesh ends:
+    /// another rank has made a call for which this process is needed, too.
+    call_of_world: Vec<String>,
     /// The mesh with which the job has started, for which a newcomer must ask (wanted.rs); `None`
     /// where nobody has said which.
     mesh: Option<String>,
@@ -115,7 +115,7 @@ impl Recovery {
             read_at_door: 0,
             refusals: 0,
             fenced_since: None,
-            call_of_world: None,
+            call_of_world: Vec::new(),
             mesh: None,
             adopted: None,
             awaits_verdict: false,

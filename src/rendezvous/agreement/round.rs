@@ -121,7 +121,7 @@ impl Membership {
             return Ok(());
         }
         let message = format!(
-            "this mesh belongs to epoch {}, and the job is in epoch {now}: use the mesh of that epoch",
+            "this mesh belongs to epoch {}, and the job is in epoch {now}: use the mesh of epoch {now}",
             self.epoch
         );
         Err(Error::aborted(message))
@@ -352,8 +352,8 @@ impl Round {
     fn of_departed(&self, mesh: &str, call: &str, gone: &[i32]) -> Option<Verdict> {
         let (have, them) = match gone {
             [] => return None,
-            [_] => ("has", "it"),
-            _ => ("have", "them"),
+            [_] => ("has", "that rank"),
+            _ => ("have", "these ranks"),
         };
         let (who, number) = (ranges(gone), self.number);
         let message = format!(
@@ -382,8 +382,8 @@ impl Round {
     }
 
     /// Whether the verdict is that ranks have ended the mesh of another call than this one, and
-    /// this rank takes no part in that other call. Where the mesh ended on a rank that was in the
-    /// other call, only the ranks that have ended that mesh themselves take no part.
+    /// this rank passes over that other call. If a rank ended the mesh while it was in the other
+    /// call, only a rank that has ended that mesh itself passes over the call.
     pub(super) fn is_of_another_mesh(&self, verdict: &Verdict, wait: &Wait) -> bool {
         match &verdict.reason {
             Reason::Departed { mesh } => mesh != self.mesh(),

@@ -45,8 +45,8 @@ pub struct Scope {
 /// call is agreed, so a program that goes on refusing must not fill the store.
 pub(super) const MOST_REFUSALS: u64 = 1000;
 
-/// The most bytes of a call's text. A store takes values of 8 MiB, and a verdict may quote the texts
-/// of four ranks.
+/// The most bytes of a call's text. A store takes values of 8 MiB, and a verdict may quote the
+/// texts of four ranks.
 const MOST_TEXT: usize = 1 << 20;
 
 thread_local! {
@@ -61,8 +61,9 @@ pub(crate) fn begun_by_this_thread() -> u64 {
     BEGUN_HERE.try_with(Cell::get).unwrap_or_default()
 }
 
-/// Notes that the calling thread begins a call, or refuses one. A scope notes that itself. The
-/// other callers are calls that take a number before they have a scope.
+/// Notes that the calling thread begins a call, or refuses one. A scope calls this for its own
+/// calls. dm_shrink and dm_recover call it, too, because they begin before they have a scope, or
+/// use none.
 pub(crate) fn note_begun_by_this_thread() {
     // A thread whose thread-locals are gone is about to end.
     let _ = BEGUN_HERE.try_with(|begun| begun.set(begun.get() + 1));
@@ -178,8 +179,8 @@ impl Scope {
     }
 
     /// Does what [`Scope::agree`] does, in a scope that is made for one call. Returns `None` when
-    /// this rank's caller was told of a deadlock of this call before, so that the others have gone
-    /// on to another scope.
+    /// the call ended in a deadlock of which this rank's caller was told before, or because of a
+    /// recovery that this rank has left since. The other ranks are then in another scope.
     pub fn agree_once(&self, call: &str, wait: &Wait) -> Result<Option<Round>> {
         self.enter_next(call, "", &Part::default(), wait)
     }
@@ -304,17 +305,33 @@ impl Scope {
         all
     }
 
-    /// Returns the key that is there once another rank has begun the next call of the scope.
-    pub(crate) fn key_of_next_call(&self) -> String {
-        let other = usize::from(self.membership.me == 0);
-        self.round_of("", self.calls_begun()).here("", other)
+    /// Returns two keys. One of them exists once `rank` has begun the next call, or once that call
+    /// has ended. The calling rank is in no call of the scope.
+    pub(crate) fn keys_of_next_call(&self, rank: i32) -> [String; 2] {
+        let round = self.round_of("", self.calls_begun());
+        [self.here_in(&round, rank), round.key("", "verdict")]
     }
 
-    /// Returns the text of the next call of the scope, which another rank has begun; `None` where
-    /// none has.
-    pub(crate) fn next_call(&self, wait: &Wait) -> Result<Option<String>> {
-        let note = self.membership.store.try_get(&self.key_of_next_call(), wait)?;
-        Ok(note.map(|note| String::from_utf8_lossy(&note).split(DETAIL).next().unwrap_or_default().to_owned()))
+    /// Returns the text of the next call of the scope, where that rank has begun the call; `None`
+    /// where it has not. This rank, which is in no call of the scope, first passes over the calls
+    /// that have ended without it.
+    pub(crate) fn next_call(&self, rank: i32, wait: &Wait) -> Result<Option<String>> {
+        let store = &self.membership.store;
+        loop {
+            let round = self.round_of("", self.calls_begun());
+            if store.try_get(&round.key("", "verdict"), wait)?.is_none() {
+                let note = store.try_get(&self.here_in(&round, rank), wait)?;
+                let text = |note: Vec<u8>| String::from_utf8_lossy(&note).split(DETAIL).next().map(str::to_owned);
+                return Ok(note.and_then(text));
+            }
+            // Another thread of this rank may have begun this call.
+            let _ = self.calls.compare_exchange(round.number, round.number + 1, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns the key of the note that this rank of the scope has begun that call.
+    fn here_in(&self, round: &Round, rank: i32) -> String {
+        round.here("", self.position_of(rank).unwrap_or(0))
     }
 
     /// Notes that the caller of this rank was told of a failed call of which the other ranks have

@@ -87,7 +87,7 @@ impl Round {
         // Since when only suspected ranks are absent.
         let mut suspected: Option<Instant> = None;
         loop {
-            // A list that was not read to its end wakes this rank at once below.
+            // An error does not matter: if notes are left unread, the wait below returns at once.
             let _ = losses.refresh(wait);
             // The rank that was to add a loss may be lost itself by now.
             self.tell_losses(phase, known.lost, wait)?;

@@ -25,7 +25,8 @@ pub(super) struct Sides {
     pub(super) agree: usize,
     /// The ranks that are known to make another call, also those whose calls were not read.
     pub(super) differ: usize,
-    /// Whether all ranks that differ are known to make one call, although only some calls were read.
+    /// Whether all ranks that differ are known to make one call, although only some calls were
+    /// read.
     pub(super) is_one_call: bool,
     /// All ranks of the call.
     pub(super) size: usize,
@@ -173,10 +174,9 @@ impl Verdict {
         }
     }
 
-    /// Makes the verdict that a rank failed. The rank itself is to blame unless other ranks made it
-    /// fail: its error names these, or says that some rank was lost or late. `rank` may report what
-    /// has happened to another rank before that rank does: a communicator library tells all ranks
-    /// which rank could not go on. The message then names that other rank.
+    /// Makes the verdict that a rank failed. It blames `rank`, unless `error` names other ranks or
+    /// says that some rank was lost or late. An error of a communicator library that names one rank
+    /// is about that rank, so the message names it in place of `rank`.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
         let failed = match error.ranks() {
             [other] if error.status() == Status::Ccl => *other,

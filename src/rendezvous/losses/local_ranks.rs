@@ -1,5 +1,5 @@
-//! The ranks of this host. Where the store does not know who is lost, each of them looks whether the
-//! processes of the others live.
+//! The ranks of this host. Where the store does not know who is lost, each of them looks whether
+//! the processes of the others live.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,6 +1,6 @@
 //! Losses that ranks announce to each other through a store.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::error::Error;
@@ -37,6 +37,41 @@ fn a_rank_that_dies_while_it_announces_a_loss_does_not_hide_later_losses() {
     early.announce(first(5));
     assert_eq!(store.get("test/lost/4", &soon()).unwrap(), b"5");
     assert_eq!(known(&Losses::none(store, "test")), ["3", "5"]);
+}
+
+/// A rank that lives has taken a number, and could not write its note. The server fills the gaps of
+/// ranks that have died.
+#[test]
+fn a_rank_that_could_not_write_its_note_at_a_server_does_not_hide_later_losses() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap());
+    store.add("test/lost", 1, &soon()).unwrap();
+    let [finder, other] = [0, 1].map(|rank| {
+        let store = Arc::clone(&store);
+        Losses::begin(store, "test", &WorldKeys::for_world(|_| {}), (first(rank), 3), &soon()).unwrap()
+    });
+    finder.announce(first(2));
+    assert_eq!(known(&other), ["2"]);
+}
+
+/// Other ranks have added notes that this rank has not read. There is no gap to look for.
+#[test]
+fn a_rank_looks_for_gaps_only_among_notes_that_it_cannot_read() {
+    let looks = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&looks);
+    let before = move |operation: &str, _: usize, _: &Wait| {
+        seen.fetch_add(usize::from(operation == "present"), Ordering::SeqCst);
+        Ok(())
+    };
+    let store: Arc<dyn Store> = Arc::new(Hooked { store: MemoryStore::new(), before });
+    let [finder, other] = [(); 2].map(|()| Losses::none(Arc::clone(&store), "test"));
+    [3, 4].into_iter().for_each(|rank| finder.announce(first(rank)));
+    other.announce(first(5));
+    assert_eq!(looks.load(Ordering::SeqCst), 0);
+    store.add("test/lost", 1, &soon()).unwrap();
+    other.announce(first(6));
+    assert_eq!(looks.load(Ordering::SeqCst), 1);
+    assert_eq!(known(&finder), ["3", "4", "5", "6"]);
 }
 
 #[test]

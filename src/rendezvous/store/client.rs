@@ -23,9 +23,9 @@ const ASK_WHY: Duration = Duration::from_millis(500);
 /// How many questions are sent before the first answer is read.
 const IN_FLIGHT: usize = 1024;
 
-/// How many questions with short keys are sent at once whose answers may be long. Such questions
-/// fit into the socket, so they are sent whole also where the server waits until its answers are
-/// read.
+/// How many questions with short keys are sent at once where the answers may be long. So many
+/// questions fit into the socket, so they are sent whole even if the server waits until its answers
+/// are read.
 const FEW_IN_FLIGHT: usize = 64;
 
 /// The longest key, in bytes, that is short in this sense.

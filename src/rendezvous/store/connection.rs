@@ -311,8 +311,8 @@ mod tests {
         });
     }
 
-    /// Somebody without the secret may add bytes to the answer of the handshake. They must not count
-    /// as text that was decrypted.
+    /// Somebody without the secret may add bytes to the answer of the handshake. They must not
+    /// count as text that was decrypted.
     #[test]
     fn bytes_behind_the_handshake_end_the_connection() {
         let (mut client, mut server) = pair();

@@ -104,7 +104,8 @@ impl FileStore {
     }
 
     /// Opens the store of `path` as [`open`](FileStore::open) does, for this rank. If this rank is
-    /// stopped while it has the lock, the errors of the ranks that wait for the lock name this rank.
+    /// stopped while it has the lock, the errors of the ranks that wait for the lock name this
+    /// rank.
     pub fn open_as(path: &Path, rank: i32) -> Result<FileStore> {
         FileStore::open(path).map(|store| FileStore { rank: Some(rank), ..store })
     }

@@ -89,8 +89,9 @@ pub mod op {
     /// keys; replies with a byte 0, the i64 index of one that is there and its value, once there is
     /// one.
     pub const WAIT_ANY: u8 = 100;
-    /// key, value; replies with a byte 0. When the last connection that left these two ends, key
-    /// counts one more (as ADD does) and the value stands under the key, a slash and the count.
+    /// key, value; replies with a byte 0. When the last connection has ended that left this pair,
+    /// the server adds 1 to the key, as ADD does. Then it stores the value under the key, a slash
+    /// and the count.
     pub const LAST_WORD: u8 = 101;
     /// The client's message of a handshake; replies with the server's, and what follows in both
     /// directions is encrypted. The reply is empty where the server has no secret, and

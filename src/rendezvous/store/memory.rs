@@ -28,7 +28,7 @@ impl MemoryStore {
 
     /// Returns all keys, sorted.
     #[cfg(test)]
-    pub(in crate::rendezvous) fn keys(&self) -> Vec<String> {
+    pub(crate) fn keys(&self) -> Vec<String> {
         let mut keys: Vec<String> = self.values().keys().cloned().collect();
         keys.sort();
         keys

@@ -47,8 +47,8 @@ fn a_wait_for_each_other_is_found_by_ranks_of_one_set_alone() {
     wait_for_each_other(&[(left, "left", 0), (right, "right", 100), (right, "right", 0), (left, "left", 100)]);
 }
 
-/// The ranks that wait look around in the order that the test chooses, and not when a clock says so.
-/// If no further rank came, the next search after look 7 would be at look 15.
+/// The ranks that wait look around in the order that the test chooses, and not when a clock says
+/// so. If no further rank came, the next search after look 7 would be at look 15.
 #[test]
 fn a_wait_for_each_other_is_found_at_the_next_look_after_the_last_rank_has_come() {
     let (left, right): (&[i32], &[i32]) = (&[0, 1, 3], &[1, 2, 3]);

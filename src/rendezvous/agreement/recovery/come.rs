@@ -35,7 +35,7 @@ const UNTOLD: Duration = Duration::from_millis(250);
 
 /// The shortest time for which a rank that waits for nobody of the mesh waits for benched ranks
 /// that live. A benched rank comes to a turn by itself, a moment after the verdict on the epoch
-/// before. A benched rank looks at the turn when it comes, so the others need not.
+/// before, and looks at the turn when it comes. So the waiting ranks need not be woken for it.
 const BENCHED: Duration = Duration::from_millis(100);
 
 /// The arguments with which a rank comes to a turn.
@@ -96,10 +96,12 @@ impl Waited {
 
 impl Recovery {
     /// Comes to the next turn, and returns when its decision stands and is an epoch that names this
-    /// process, or the end of the job. **Collective over the ranks of the mesh**; spares and
-    /// benched ranks come, too. A failure is an error, equal on all ranks of the mesh. After a
-    /// failure, a rank that is not in the mesh goes on to the next turn, unless the job is over.
-    /// Fails with `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
+    /// process, or the end of the job. On a process that is not in the mesh it also returns, with
+    /// [`Outcome::Called`], when another rank makes a call of the world for which this process is
+    /// needed (`watch_call`). **Collective over the ranks of the mesh**; spares and benched ranks
+    /// come, too. A failure is an error, equal on all ranks of the mesh. After a failure, a rank
+    /// that is not in the mesh goes on to the next turn, unless the job is over. Fails with
+    /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
         let outcome = self.come_to_turn(arrival, wait);
         if outcome.is_err() {
@@ -138,7 +140,7 @@ impl Recovery {
                 }
                 Decision::Epoch(_) => return Err(self.fence(number)),
                 Decision::End => {
-                    self.acknowledge_end(&wait);
+                    self.acknowledge_end(of_caller.deadline.timeout(), &wait);
                     return Ok(Outcome::Ended);
                 }
                 Decision::Failure(failure) if is_in_mesh || failure.why == Why::NoState => {
@@ -173,8 +175,10 @@ impl Recovery {
             slow.look(self, number, arrival.call, wait);
             let (next, lost) = self.membership.losses.next();
             let keys = [self.decisions.key(number), lost, self.next_at_door()];
-            let called = self.call_of_world.clone().filter(|_| !self.is_in_mesh());
-            let keys: Vec<&str> = keys.iter().chain(&called).map(String::as_str).collect();
+            // The calls of the world end with the turn, and need nobody any more.
+            let is_needed = !self.is_in_mesh() && !self.membership.losses.turns().is_begun(number);
+            let called = if is_needed { self.call_of_world.as_slice() } else { &[] };
+            let keys: Vec<&str> = keys.iter().chain(called).map(String::as_str).collect();
             let silent = arrival.terms.silent.filter(|_| self.is_in_mesh());
             let nap = waited.nap(silent, !arrival.suspects.is_empty()).min(wait.deadline.left());
             let nap = if self.is_to_tell(number) { nap.min(UNTOLD) } else { nap };
@@ -256,7 +260,8 @@ impl Recovery {
     ) -> Result<Option<Decision>> {
         let soon = Recovery::soon(wait);
         let losses = Arc::clone(&self.membership.losses);
-        // A list that was not read to its end wakes this rank at once.
+        // An error does not matter: if notes are left unread, the next wait returns at once, and
+        // this rank reads again.
         let _ = losses.refresh(&soon);
         self.tell(number, arrival.lost, &soon)?;
         if waited.came.elapsed() >= UNTOLD {

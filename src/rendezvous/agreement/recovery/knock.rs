@@ -80,7 +80,7 @@ pub(in crate::rendezvous) fn count_waiting(
     (seen, seats): (usize, usize),
     is_out: impl Fn(Incarnation) -> bool,
 ) -> usize {
-    // Most of the notes belong to members by now, so the later ones are looked at first.
+    // Most calls find no new note, so the number of the last note is checked first.
     if notes.last().is_none_or(|note| note.number <= seen) {
         return 0;
     }

@@ -325,15 +325,26 @@ impl AtDoor {
             || format!("epoch {epoch_number} is the newest one"),
             |since| format!("epoch {epoch_number} has stood for {} s", now().saturating_sub(since)),
         );
-        // Beyond the ranks of the job, a newcomer waits for others, too.
-        let beyond = self.knocked.as_ref().filter(|(note, _)| note.seat >= epoch.seats.len()).map_or_else(String::new, |(note, _)| {
-            let row = Wanted::read(&note.mesh).row;
-            let first = note.seat / row * row;
-            let who = if row == 1 { format!("place {first}") } else { format!("places {first} to {}", first + row - 1) };
-            format!(" (rank {} is beyond the ranks of the job, so it comes in by a recovery with DM_RECOVER_GROW, whose max_size leaves room, when processes for {who} of the mesh wait together)", me.rank)
-        });
+        let how = match &self.knocked {
+            Some((note, _)) if note.seat == usize::MAX => format!(
+                " (rank {} asks for no place in the mesh, so it becomes a spare in the next recovery, and dm_waiting does not count it)",
+                me.rank
+            ),
+            // Beyond the ranks of the job, a newcomer waits for others, too.
+            Some((note, _)) if note.seat >= epoch.seats.len() => {
+                let row = Wanted::read(&note.mesh).row;
+                let first = note.seat / row * row;
+                let last = first.saturating_add(row - 1);
+                let who = if row == 1 { format!("place {first}") } else { format!("places {first} to {last}") };
+                format!(
+                    " (rank {} is beyond the ranks of the job, so it comes in by a recovery with DM_RECOVER_GROW, whose max_size leaves room, when processes for {who} of the mesh wait together)",
+                    me.rank
+                )
+            }
+            _ => String::new(),
+        };
         Error::timeout(format!(
-            "the running job in {} did not let rank {} in within {} ms: {stands}, and the job lets newcomers in at its next recovery (dm_recover), for which its ranks look with dm_waiting or meet a lost rank{beyond}; call again to wait further",
+            "the running job in {} did not let rank {} in within {} ms: {stands}. The job lets newcomers in only in a recovery: its ranks call dm_recover when dm_waiting counts a process, or when a rank is lost{how}. Call again to wait further",
             membership.store.name(),
             me.rank,
             wait.deadline.timeout().as_millis()

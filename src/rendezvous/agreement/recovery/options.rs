@@ -40,9 +40,10 @@ pub(super) struct Options {
 
 impl Options {
     /// Returns the error that these options of this rank differ from those of the first rank;
-    /// `None` when they do not. `in_first_epoch` says whether this rank is in epoch 0, where a world
-    /// may have several root meshes of one shape. Later the ranks go on from the mesh that the last
-    /// recovery gave, and a rank that has joined may know the mesh of the start by another size.
+    /// `None` when they do not. `in_first_epoch` says whether this rank is in epoch 0, where a
+    /// world may have several root meshes of one shape. Later the ranks go on from the mesh that
+    /// the last recovery gave, and a rank that has joined may know the mesh of the start by another
+    /// size.
     pub(super) fn mismatch(&self, first: &Options, in_first_epoch: bool) -> Option<Error> {
         let has_same_call = self.call == first.call;
         let has_same_terms = self.terms == first.terms;

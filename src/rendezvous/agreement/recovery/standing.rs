@@ -29,10 +29,10 @@ impl Recovery {
         self.epoch.stateless.contains(&self.me)
     }
 
-    /// Makes [`come`](Recovery::come) return when the store has this key, on a process that is not
-    /// in the mesh.
-    pub fn watch_call(&mut self, key: Option<String>) {
-        self.call_of_world = key;
+    /// Makes [`come`](Recovery::come) return when the store has one of these keys, on a process
+    /// that is not in the mesh.
+    pub fn watch_call(&mut self, keys: Vec<String>) {
+        self.call_of_world = keys;
     }
 
     /// Whether this process knows a reason to recover, beside those that its communicators know.

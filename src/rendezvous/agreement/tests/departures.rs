@@ -110,7 +110,7 @@ fn a_rank_that_ends_a_mesh_is_not_waited_for_in_calls_on_the_mesh() {
                     let told = (error.status(), error.ranks(), error.lost());
                     assert_eq!(told, (Status::PeerLost, &[aborter as i32][..], &[][..]), "{order:?}: {error}");
                     let words = format!(
-                        "rank {aborter} has ended the mesh by dm_abort, dm_recover or dm_shrink, and dm_flatten() as call 0 needs it"
+                        "rank {aborter} has ended the mesh by dm_abort, dm_recover or dm_shrink, and dm_flatten() as call 0 needs that rank"
                     );
                     assert_eq!(error.message(), words);
                 }

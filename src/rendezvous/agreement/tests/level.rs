@@ -115,9 +115,9 @@ fn every_late_rank_is_told_so_however_many_they_are() {
     for me in (0..SIZE).step_by(2) {
         store.set(&format!("test/world/0/here/{me}"), b"call()\n", &soon()).unwrap();
     }
-    // In a call, a rank has half of a short grace for this search. A busy machine may take that long
-    // for a part of so many keys, and the verdict then says how far the search came. Here the search
-    // has seconds.
+    // In a call, a rank has half of a short grace for this search. A busy machine may take that
+    // long for a part of so many keys, and the verdict then says how far the search came. Here the
+    // search has seconds.
     let first = scope(&store, 0, SIZE);
     let (round, why) = (first.join_next("call()"), Error::timeout("no verdict came"));
     let missing = round.name_missing("", Duration::from_millis(500), &why, &soon()).unwrap();

@@ -71,9 +71,9 @@ impl TcpStore {
                 request.extend(Writer::default().number(sum).string(&full(key)).string(value).finish());
             }
         }
-        // An answer before that of the wait shows that the server answers at all. If this answer
-        // does not come, the wait need not be cancelled at the deadline. SET has no answer, so a
-        // PING follows it where nothing is counted.
+        // The answer to the count comes before the answer to the wait. If this first answer is
+        // missing at the deadline, the server does not answer at all, so the wait is not cancelled.
+        // SET has no answer, so a PING follows it where nothing is counted.
         let pings = count.is_none() && note.is_some();
         if pings {
             request.extend(Writer::new(op::PING).word(0).finish());

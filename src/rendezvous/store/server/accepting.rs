@@ -100,8 +100,8 @@ impl Serving {
         self.clients.get(&client).is_some_and(|connection| matches!(connection.link, Link::Socket(_)))
     }
 
-    /// Makes the client of a channel that begins, in a turn of its trunk. Where there is no room for
-    /// it, and no client makes room, the channel ends at once.
+    /// Makes the client of a channel that begins, in a turn of its trunk. Where there is no room
+    /// for it, and no client makes room, the channel ends at once.
     pub(super) fn open_channel(&mut self, trunk: Client, number: u32) {
         let Some(connection) = self.clients.get_mut(&trunk) else { return };
         let Some(state) = &mut connection.trunk else { return };

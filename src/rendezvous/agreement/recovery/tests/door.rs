@@ -274,7 +274,7 @@ fn a_newcomer_says_at_its_deadline_since_when_the_epoch_stands_and_goes_on_in_th
     let decision = "epoch size=2 shape=2 dim=0 without=1 seats=0,- spares= stateless= taken= refused= door=0";
     job.store.set("test/decision/1", decision.as_bytes(), &soon()).unwrap();
     let error = early(&job);
-    assert!(error.message().contains(" s, and the job lets newcomers in at its next recovery"), "{error}");
+    assert!(error.message().contains(" s. The job lets newcomers in only in a recovery"), "{error}");
     assert!(error.message().contains("epoch 1 has stood for "), "{error}");
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -283,6 +283,12 @@ fn a_newcomer_says_at_its_deadline_since_when_the_epoch_stands_and_goes_on_in_th
         });
         assert_eq!(newcomer.comes_in().unwrap().as_deref(), Some("epoch 2: seats=0,1:1 without="));
     });
+    // A process in the place of a lost spare asks for no place in the mesh.
+    let mut spare = Newcomer::of(&job, 2, 1);
+    (spare.seat, spare.mesh) = (usize::MAX, "2 3\nsame\nwhole");
+    let error = spare.comes_in_with(|_| Ok(()), &short()).unwrap_err();
+    assert_eq!(error.status(), Status::Timeout, "{error}");
+    assert!(error.message().contains("(rank 2 asks for no place in the mesh, so it becomes a spare"), "{error}");
     let mut other = Newcomer::of(&job, 1, 2);
     assert_eq!(other.comes_in_with(|_| Ok(()), &short()).unwrap_err().status(), Status::Timeout);
     other.mesh = "dm_init(names=(tp))";

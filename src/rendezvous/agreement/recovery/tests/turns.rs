@@ -213,7 +213,7 @@ fn no_call_goes_on_in_a_scope_of_an_earlier_epoch() {
         ];
         for error in errors {
             assert_eq!(error.status(), Status::Aborted);
-            let message = "this mesh belongs to epoch 0, and the job is in epoch 1: use the mesh of that epoch";
+            let message = "this mesh belongs to epoch 0, and the job is in epoch 1: use the mesh of epoch 1";
             assert_eq!(error.message(), message);
         }
         rank.scope.tell_refusal("dm_barrier", &Error::invalid("a wrong argument"), &soon());

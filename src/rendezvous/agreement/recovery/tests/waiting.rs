@@ -1,5 +1,6 @@
 //! Processes that wait for a place: they are needed in a call of the world, or the job ends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 use super::*;
@@ -8,13 +9,13 @@ use super::*;
 fn a_spare_that_waits_is_called_and_comes_again() {
     let job = &Job::new(4, 3);
     let mut spare = job.rank(3);
-    spare.watch_call(Some("test/world/5/here/0".to_owned()));
+    spare.watch_call(vec!["test/world/5/here/0".to_owned()]);
     let (tell, told) = mpsc::channel();
     std::thread::scope(|threads| {
         let spare = threads.spawn(move || {
             assert_eq!(spare.come(&job.arrival(), &soon()).unwrap(), Outcome::Called);
             tell.send(()).unwrap();
-            spare.watch_call(None);
+            spare.watch_call(Vec::new());
             recover(&mut spare, &job.arrival(), &soon()).unwrap()
         });
         job.await_here(1, "3");
@@ -79,6 +80,45 @@ fn the_rank_that_serves_stays_for_spares_that_come_to_wait_when_the_job_has_ende
         assert_eq!(late.come(&job.arrival(), &soon()).unwrap(), Outcome::Ended);
         let keys = serves.join().unwrap();
         assert!(keys.iter().any(|key| key == "test/turn/1/decision/read/by/2"), "{keys:?}");
+    });
+}
+
+/// Rank 0 serves the store, and is benched. Rank 2 has read the decision and is lost. Rank 3 is
+/// slow to leave the call that ends the job, and has not read the decision.
+#[test]
+fn a_benched_rank_that_serves_stays_until_the_mesh_has_left_the_call_that_ends_the_job() {
+    let mut job = Job::new(4, 4);
+    job.replicas = Replicas { sizes: vec![2, 2], dim: 0 };
+    job.die_first(&[1]);
+    let mut left: Vec<Recovery> = std::thread::scope(|threads| {
+        let come = |me: usize| {
+            let mut rank = job.rank(me);
+            (rank.membership.served, rank.membership.serving) = (true, me == 0);
+            let job = &job;
+            threads.spawn(move || {
+                assert_eq!(rank.come(&job.arrival(), &soon()).unwrap(), Outcome::Epoch);
+                assert_eq!(rank.make(Ok(()), &soon()).unwrap(), Made::Whole);
+                rank
+            })
+        };
+        [0, 2, 3].map(come).map(|rank| rank.join().unwrap()).into()
+    });
+    let (has_ended, job) = (AtomicBool::new(false), &job);
+    std::thread::scope(|threads| {
+        let [benched, second, third] = &mut left[..] else { unreachable!() };
+        let serves = threads.spawn(|| {
+            let outcome = benched.come(&job.arrival(), &soon()).unwrap();
+            (outcome, has_ended.load(Ordering::SeqCst))
+        });
+        job.await_here(2, "0");
+        second.end(&soon()).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        job.die_first(&[2]);
+        has_ended.store(true, Ordering::SeqCst);
+        let told = Instant::now();
+        third.tell_ended(&soon());
+        assert_eq!(serves.join().unwrap(), (Outcome::Ended, true));
+        assert!(told.elapsed() < Duration::from_secs(10), "{:?}", told.elapsed());
     });
 }
 
