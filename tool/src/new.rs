@@ -59,6 +59,8 @@ struct Template {
     files: &'static [(&'static str, &'static str)],
     /// How to build and run it, a command a line.
     commands: &'static str,
+    /// Where the commands find the library, in a sentence; empty where the project's files say so.
+    library: &'static str,
 }
 
 const CMAKE: Template = Template {
@@ -68,6 +70,8 @@ const CMAKE: Template = Template {
         (".gitignore", "/build/\n"),
     ],
     commands: "cmake -B build && cmake --build build\ndevicemesh run -n 8 -- build/@NAME@",
+    library: "CMake finds an installed library. To use a source tree after `cargo build --release`,
+give the first command -Ddevicemesh_DIR=SOURCES/cmake.",
 };
 const CARGO: Template = Template {
     files: &[
@@ -77,6 +81,7 @@ const CARGO: Template = Template {
         (".gitignore", "/target/\n"),
     ],
     commands: "cargo build --release\ndevicemesh run -n 8 -- target/release/@NAME@",
+    library: "",
 };
 const PYTHON: Template = Template {
     files: &[
@@ -85,6 +90,8 @@ const PYTHON: Template = Template {
         (".gitignore", "__pycache__/\n.venv/\n"),
     ],
     commands: "pip install -r requirements.txt\npython -m devicemesh run -n 8 -- python train.py",
+    library: "To use a source tree, begin with `pip install SOURCES/bindings/python`. Debian's and
+Ubuntu's own Python needs a virtual environment.",
 };
 
 /// Names that CMake's targets or cargo's folders have.
@@ -131,8 +138,12 @@ pub fn new(options: &Options) -> Result<u8, Failure> {
     };
     let source = options.source.as_deref().map(source_of).transpose()?.unwrap_or_default();
     let minor = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
+    let library = match template.library {
+        "" => String::new(),
+        library => format!("\n{library}\n"),
+    };
     let filled = |text: &str| {
-        let text = text.replace("@COMMANDS@", template.commands).replace("@NAME@", name);
+        let text = text.replace("@LIBRARY@", &library).replace("@COMMANDS@", template.commands).replace("@NAME@", name);
         text.replace("@MINOR@", minor).replace("@SOURCE@", &source)
     };
     let folder = options.folder.display();
@@ -148,6 +159,6 @@ pub fn new(options: &Options) -> Result<u8, Failure> {
         fs::write(&path, filled(text)).map_err(|reason| failed(&what, reason))?;
     }
     let commands = filled(template.commands).replace('\n', "\n  ");
-    print(format!("{folder} is there. Build and run it:\n\n  cd {folder}\n  {commands}\n"))?;
+    print(format!("{folder} is there. Build and run it:\n\n  cd {folder}\n  {commands}\n{library}"))?;
     Ok(0)
 }

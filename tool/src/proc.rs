@@ -14,10 +14,18 @@ pub fn pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// The process numbers of this user's processes.
-pub fn own_pids() -> impl Iterator<Item = u32> {
-    let user = geteuid().as_raw();
-    pids().filter(move |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == user))
+/// The process numbers of the processes whose memory and environment this user may read: the user's
+/// own, and for root those of all users.
+pub fn readable_pids() -> impl Iterator<Item = u32> {
+    let user = geteuid();
+    let is_own = move |pid: u32| fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == user.as_raw());
+    pids().filter(move |pid| user.is_root() || is_own(*pid))
+}
+
+/// Whether the processes of all users are visible here. The option `hidepid` of /proc hides those
+/// of other users, and process 1 with them.
+pub fn sees_all_users() -> bool {
+    geteuid().is_root() || Stat::read(1).is_some()
 }
 
 /// Returns the words of a file of the process in which a zero byte ends each word: `cmdline` or

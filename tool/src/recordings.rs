@@ -39,14 +39,20 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// Reads the recordings in these files and folders. Fails where a file is no recording.
-pub fn read_files(paths: &[PathBuf]) -> Result<Vec<Snapshot>, Failure> {
+/// Reads the recordings in these files and folders. `warn` gets a line for each file that is no
+/// recording. Fails where no file is one.
+pub fn read_files(paths: &[PathBuf], warn: impl Fn(&str)) -> Result<Vec<Snapshot>, Failure> {
     let failed = |message| Failure::new(1, message);
-    let read = |path: PathBuf| {
-        let snapshot = open(&path).and_then(|file| Snapshot::of_file(&file));
-        snapshot.map_err(|error| failed(cannot_read(&path, &error)))
-    };
-    files(paths).map_err(failed)?.into_iter().map(read).collect()
+    let (mut snapshots, mut unreadable) = (Vec::new(), Vec::new());
+    for path in files(paths).map_err(failed)? {
+        match open(&path).and_then(|file| Snapshot::of_file(&file)) {
+            Ok(snapshot) => snapshots.push(snapshot),
+            Err(error) => unreadable.push(cannot_read(&path, &error)),
+        }
+    }
+    let error = (snapshots.is_empty() && !unreadable.is_empty()).then(|| failed(unreadable.remove(0)));
+    unreadable.iter().for_each(|line| warn(line));
+    error.map_or(Ok(snapshots), Err)
 }
 
 /// Opens a file that may be a recording. Others may write in the folder, too, so it may be a named
@@ -69,4 +75,38 @@ pub fn length_of_tick() -> Option<f64> {
 
 fn cannot_read(path: &Path, error: &io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use recording::{Recorder, layout};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_recording_is_left_out_and_told() {
+        let words: &'static [AtomicU64] = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
+        let _ = Recorder::new(words, 7, "alpha", "0.2.0");
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+        let folder = std::env::temp_dir().join(format!("dm-recordings-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, text) in [("a", &b""[..]), ("b", &bytes), ("c", b"no recording")] {
+            std::fs::write(folder.join(format!("{name}.{EXTENSION}")), text).unwrap();
+        }
+        let told = RefCell::new(Vec::new());
+        let read = || read_files(std::slice::from_ref(&folder), |line| told.borrow_mut().push(line.to_owned()));
+        let pids: Vec<u32> = read().ok().unwrap().iter().map(|snapshot| snapshot.process.pid).collect();
+        let first = told.take();
+        std::fs::remove_file(folder.join(format!("b.{EXTENSION}"))).unwrap();
+        let failed = read().err().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(pids, [7]);
+        assert!(first.len() == 2 && first[0].contains("a.dmrec: ") && first[1].contains("c.dmrec: "), "{first:?}");
+        assert!(failed.code == 1 && failed.message.contains("a.dmrec: "), "{}", failed.message);
+        assert!(told.take().iter().all(|line| line.contains("c.dmrec: ")));
+    }
 }

@@ -10,7 +10,7 @@ mod cause;
 mod dry_run;
 mod end;
 mod ending;
-mod environment;
+pub mod environment;
 mod guard;
 mod hosts;
 mod identity;
@@ -19,7 +19,7 @@ mod launcher;
 mod meeting;
 mod nodelist;
 mod nodes;
-mod open_files;
+pub mod open_files;
 mod options;
 mod orphans;
 mod output;
@@ -177,8 +177,12 @@ impl Job<'_> {
     fn wait_for_nodes(&mut self) -> Option<Assignment> {
         while self.cause.is_none() {
             if let Some(assignment) = self.step() {
-                // The job may be over by the time this node hears that it can begin.
-                return self.cause.is_none().then_some(assignment);
+                if self.cause.is_none() {
+                    return Some(assignment);
+                }
+                // The job is over by the time this node hears that it can begin. Where it starts
+                // again, this node keeps its number and the run's name.
+                self.assignment = Some(assignment);
             }
         }
         None
@@ -271,6 +275,8 @@ impl Job<'_> {
                 News::Note(text) => self.say(&text),
                 News::Missed { node, arrival, text } => self.tell_missed(node, arrival, text),
                 News::Joined(joined) => {
+                    self.restarts.has_met = true;
+                    self.restarts.standing.restarts = joined.restarts;
                     if self.options.hosts.agent.is_some() {
                         let arrival = self.nodes.as_ref().and_then(Nodes::arrival);
                         self.tell_starter(&Said::Met { arrival });

@@ -19,7 +19,7 @@ use self::words::{size, time};
 use crate::columns::table;
 use crate::failure::Failure;
 use crate::recordings;
-use crate::stdio::print;
+use crate::stdio::{print, say};
 use crate::style::{Style, When};
 use crate::terminal;
 use crate::words::{count, listed};
@@ -65,7 +65,8 @@ pub struct Options {
 
 /// Reads the recordings, writes the trace, and prints the tables.
 pub fn trace(options: &Options) -> Result<u8, Failure> {
-    let snapshots = recordings::read_files(&options.recordings)?;
+    let warn = |line: &str| say(&format!("devicemesh trace: {}", printable(line)));
+    let snapshots = recordings::read_files(&options.recordings, warn)?;
     let job = choose(&snapshots, options.job.as_deref())?;
     let timeline = Timeline::new(&snapshots, &job).map_err(|why| Failure::new(1, why))?;
     if let Some(path) = &options.output {

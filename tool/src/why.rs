@@ -26,8 +26,9 @@ mod waits;
 mod words;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, IsTerminal};
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -35,6 +36,7 @@ use std::time::Duration;
 use clap::Args;
 use devicemesh::printable::printable;
 use devicemesh::rendezvous::host_name;
+use rustix::process::geteuid;
 use serde::Serialize;
 
 pub use self::answer::answer_for_parent;
@@ -90,7 +92,8 @@ Exit codes:
 #[derive(Args)]
 pub struct Options {
     /// The jobs: their names, processes (of a rank or of the tool that started it), or files and
-    /// folders with recordings (DM_TRACE_DIR); left out, all jobs of this user on this host
+    /// folders with recordings (DM_TRACE_DIR); left out, all jobs of this user on this host, or of
+    /// all users for root
     #[arg(value_name = "JOB")]
     jobs: Vec<String>,
     /// A rank that has waited for less is not stuck
@@ -137,10 +140,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub fn why(options: &Options) -> Result<u8, Failure> {
     let named = Named::new(&options.jobs);
     if let Some(folder) = &options.save {
-        return save(&chosen(&named, &Lines::none(), true)?, folder);
+        return save(&chosen(&named, true, find::here)?, folder);
     }
     if options.metrics {
-        return metrics(&chosen(&named, &Lines::none(), true)?);
+        return metrics(&chosen(&named, true, find::here)?);
     }
     let is_alone = options.timeout.is_some_and(|timeout| timeout.is_zero()) || named.are_paths();
     let launched = if is_alone { None } else { Launched::here(options.timeout)? };
@@ -176,7 +179,12 @@ fn repeat(options: &Options, look: impl Fn(bool) -> Result<u8, Failure>) -> Resu
 
 /// Looks at the jobs once.
 fn look(options: &Options, named: &Named<'_>, lines: &Lines, is_first: bool) -> Result<u8, Failure> {
-    let jobs = chosen(named, lines, is_first)?;
+    let live = || {
+        let mut found = find::live();
+        lines.gather(&mut found);
+        found
+    };
+    let jobs = chosen(named, is_first, live)?;
     let after = options.after.as_secs_f64();
     let stdout = io::stdout();
     let style = Style::new(options.color, &stdout);
@@ -212,7 +220,10 @@ fn look(options: &Options, named: &Named<'_>, lines: &Lines, is_first: bool) -> 
     let text = match (options.json, texts.is_empty()) {
         (true, _) => serde_json::to_string(&report).map_err(|error| Failure::new(NOT_MADE, error.to_string()))? + "\n",
         (false, true) if named.are_paths() => "the named recordings belong to no job\n".to_owned(),
-        (false, true) => format!("no job of this user on {} has a recording\n", printable(&report.host)),
+        (false, true) => {
+            let whose = if geteuid().is_root() { "" } else { " of this user" };
+            format!("no job{whose} on {} has a recording\n", printable(&report.host))
+        }
         (false, false) => texts.join("\n"),
     };
     print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
@@ -246,7 +257,7 @@ fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
         }
         // A process that has mapped the file that is there keeps its own.
         let new = path.with_extension("new");
-        let saved = fs::write(&new, process.copy(usize::MAX)).and_then(|()| fs::rename(&new, &path));
+        let saved = write_new(&new, &process.copy(usize::MAX)).and_then(|()| fs::rename(&new, &path));
         saved.map_err(|error| {
             let _ = fs::remove_file(&new);
             cannot(&path, error)
@@ -256,6 +267,13 @@ fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
     let text = format!("{} saved in {}\n", count(written.len(), "recording"), printable(&folder.to_string_lossy()));
     print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
     Ok(0)
+}
+
+/// Writes a file that only this user can read. Others may write in the folder, too. So a link with
+/// the name of the file is removed, and never followed.
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let _ = fs::remove_file(path);
+    File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(bytes)
 }
 
 /// The jobs and files that the command line names.
@@ -279,10 +297,10 @@ impl<'a> Named<'a> {
     }
 }
 
-/// The jobs that are meant, or all that run here and on the hosts to which the lines lead. Fails
-/// where files alone are named and none can be read. At a later look (`--watch`) this is only
-/// reported, because a file may be half written then.
-fn chosen(named: &Named<'_>, lines: &Lines, is_first: bool) -> Result<Vec<Job>, Failure> {
+/// The jobs that are meant, or all that `live` finds. Fails where files alone are named and none
+/// can be read. At a later look (`--watch`) this is only reported, because a file may be half
+/// written then.
+fn chosen(named: &Named<'_>, is_first: bool, live: impl FnOnce() -> Found) -> Result<Vec<Job>, Failure> {
     let Named { paths, names } = named;
     let mut chosen = Vec::new();
     if !paths.is_empty() {
@@ -298,9 +316,7 @@ fn chosen(named: &Named<'_>, lines: &Lines, is_first: bool) -> Result<Vec<Job>, 
     if named.are_paths() {
         return Ok(chosen);
     }
-    let mut found = find::live();
-    lines.gather(&mut found);
-    let running = warned(found);
+    let running = warned(live());
     for name in names {
         if !running.iter().any(|job| is_named(job, name)) {
             let known = listed(running.iter().map(self::name).filter(|name| !name.is_empty()), 8);

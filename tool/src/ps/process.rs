@@ -11,6 +11,7 @@ use devicemesh::rendezvous::launcher::{Place, detect};
 use rustix::process::geteuid;
 
 use crate::proc::{self, Stat};
+use crate::run::environment::MESH_SIZE;
 
 /// One process.
 pub struct Process {
@@ -72,7 +73,7 @@ impl Process {
         let place = detect(&get).ok().filter(|place| place.launcher != "alone");
         let id = get("TORCHELASTIC_RUN_ID");
         let restarts = get("TORCHELASTIC_RESTART_COUNT").and_then(|count| count.parse().ok()).unwrap_or(0);
-        let mesh_size = get("DM_MESH_SIZE").and_then(|size| size.parse().ok());
+        let mesh_size = get(MESH_SIZE).and_then(|size| size.parse().ok());
         let (parent, is_stopped, started) = (stat.parent, stat.is_stopped, stat.started);
         Some(Process { pid, parent, is_stopped, started, program: exe, command, place, id, restarts, mesh_size })
     }

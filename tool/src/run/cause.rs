@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 /// A rank that has ended.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
     /// Its rank in the world.
     pub rank: u32,
@@ -124,7 +124,7 @@ pub fn signal_name(signal: i32) -> &'static str {
 
 /// Why a job ends. In a job of several nodes all of them report the same cause. `node` is the node
 /// that reported it first, as "node 1 (beta)". It is `None` in a job of one node.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// All ranks ended well.

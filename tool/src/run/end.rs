@@ -54,9 +54,10 @@ impl Job<'_> {
             Phase::Running => {
                 let seconds = self.options.ending.timeout.unwrap_or_default().as_secs_f64();
                 let cause = Cause::Timeout { seconds, node: self.reporter.clone() };
-                match self.end_between_attempts(&cause) {
-                    true => self.announce(&cause),
-                    false => self.end_everywhere(cause),
+                if self.end_between_attempts(&cause) {
+                    self.announce(&cause);
+                } else {
+                    self.end_everywhere(cause);
                 }
             }
             Phase::Grace(_) => {
@@ -208,15 +209,28 @@ impl Job<'_> {
     }
 
     /// Ends the job with this signal, for this cause. Where the job ends already, the ranks get the
-    /// signal, too, and no more time than after a signal that begins the end.
+    /// signal, too.
     fn end_by(&mut self, signal: Signal, cause: Cause) {
-        let is_between_attempts = self.end_between_attempts(&cause);
-        match self.cause {
-            None if is_between_attempts => return self.announce(&cause),
-            None => return self.end_everywhere(cause),
-            Some(_) if is_between_attempts => self.announce(&cause),
-            Some(_) => {}
+        let is_noted = self.end_between_attempts(&cause);
+        if self.cause.is_none() && !is_noted {
+            let is_later = self.end_everywhere(cause);
+            let is_asked = is_later || matches!(self.cause, Some(Cause::Signal { .. } | Cause::Ordered));
+            if !is_asked {
+                self.ask_to_end_soon(signal);
+            }
+            return;
         }
+        if self.cause.is_some() {
+            self.ask_to_end_soon(signal);
+        }
+        if is_noted {
+            self.announce(&cause);
+        }
+    }
+
+    /// Asks the ranks of a job that ends already to end. They have `--grace-period` from now on,
+    /// but not more time than they had before.
+    fn ask_to_end_soon(&mut self, signal: Signal) {
         self.ask_to_end(signal);
         let latest = Instant::now() + self.options.ending.grace_period;
         match self.phase {
@@ -316,7 +330,7 @@ impl Job<'_> {
                 match self.goes_on_without_nodes() {
                     // The starter may have lost this host alone. Then the others go on.
                     true => self.end_here(cause),
-                    false => self.end_everywhere(cause),
+                    false => _ = self.end_everywhere(cause),
                 }
                 self.hurry();
                 self.gives_up |= self.unended_is_told;
@@ -366,15 +380,41 @@ impl Job<'_> {
         let cause = Cause::Output { message: loss.to_owned(), node: self.reporter.clone() };
         let is_between_attempts = self.end_between_attempts(&cause);
         match self.cause {
-            None if !is_between_attempts => self.end_everywhere(cause),
+            None if !is_between_attempts => _ = self.end_everywhere(cause),
             _ => self.say(&self.style.wrong(&cause.to_string())),
         }
     }
 
     /// Ends the job on all nodes, for this cause or for the one that another node reported earlier.
-    pub fn end_everywhere(&mut self, cause: Cause) {
-        let cause = self.agree(cause);
-        self.end_here(cause);
+    /// If the job starts again after the other node's cause, it ends for this cause as soon as the
+    /// nodes have met again. Returns whether it does.
+    pub fn end_everywhere(&mut self, cause: Cause) -> bool {
+        let is_later = self.agree_and_end(cause.clone());
+        if is_later {
+            // The failure of the other node leaves the ranks time to end by themselves. This cause
+            // does not.
+            match cause {
+                Cause::Signal { signal, .. } => {
+                    Signal::from_named_raw(signal).into_iter().for_each(|signal| self.ask_to_end_soon(signal));
+                }
+                Cause::Ordered | Cause::Timeout { .. } | Cause::Output { .. } => self.ask_to_end_soon(Signal::TERM),
+                _ => {}
+            }
+            self.announce(&cause);
+        }
+        is_later
+    }
+
+    /// Does what [`end_everywhere`](Job::end_everywhere) does where the user knows the cause
+    /// already. Returns whether the job ends for the cause only when the nodes have met again.
+    pub fn agree_and_end(&mut self, cause: Cause) -> bool {
+        let stands = self.agree(cause.clone());
+        let is_later = self.starts_again(&stands);
+        if is_later {
+            self.end_in_next_meeting(cause);
+        }
+        self.end_here(stands);
+        is_later
     }
 
     /// Tells the other nodes this cause. Returns the cause that stands, which another node may have
@@ -414,7 +454,10 @@ impl Job<'_> {
         // Ranks that this tool has stopped are continued for every cause, so that they can react to
         // it.
         self.go_on();
-        self.announce(&cause);
+        // A cause that was noted between two attempts was announced then.
+        if self.restarts.ended_by.as_ref() != Some(&cause) {
+            self.announce(&cause);
+        }
         self.cause = Some(cause);
     }
 }

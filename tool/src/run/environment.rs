@@ -1,9 +1,36 @@
-//! The variables that a rank gets beside those of the tool. They are torchrun's.
+//! The variables that a rank gets beside those of the tool. They are torchrun's. A rank of another
+//! job may have started the tool. The variables of that job say nothing about this one.
 
 use devicemesh::rendezvous::launcher::STARTED_BY_RUN;
 use devicemesh::rendezvous::store::RELAY;
 
 use super::assignment::Assignment;
+
+/// The variable that names the store of a service.
+pub const STORE: &str = "DM_STORE";
+/// Tells a rank that it joins a running job.
+pub const JOIN: &str = "DM_JOIN";
+/// The number of ranks without spares.
+pub const MESH_SIZE: &str = "DM_MESH_SIZE";
+
+/// Whether a rank of another job has started this tool. `get` gives the value of a variable that is
+/// not empty.
+pub fn is_in_rank(get: &dyn Fn(&str) -> Option<String>) -> bool {
+    get("RANK").is_some() && get("TORCHELASTIC_RUN_ID").is_some()
+}
+
+/// Returns the value of a variable of this tool that is not empty.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The variables that the tool has and its ranks do not get: the relay of another job, and, where a
+/// rank of another job runs the tool, DM_JOIN and DM_STORE. Elsewhere the user may have set the
+/// latter two for this job.
+pub fn not_inherited() -> impl Iterator<Item = &'static str> {
+    let of_another_job: &[&str] = if is_in_rank(&variable) { &[JOIN, STORE] } else { &[] };
+    [RELAY].into_iter().chain(of_another_job.iter().copied())
+}
 
 /// The variables of a rank of this node. `own_cores` is the number of cores that the rank has for
 /// itself, where it has any. `again` is how often the rank was started again alone.
@@ -33,10 +60,10 @@ pub fn variables(
         ("TORCHELASTIC_RUN_ID", assignment.id.clone()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
         (STARTED_BY_RUN, format!("{}:{}{job}", assignment.host, assignment.port)),
-        ("DM_MESH_SIZE", assignment.mesh_size.to_string()),
+        (MESH_SIZE, assignment.mesh_size.to_string()),
     ];
     if again + assignment.rejoins > 0 {
-        variables.push(("DM_JOIN", "running".to_owned()));
+        variables.push((JOIN, "running".to_owned()));
     }
     variables.extend(assignment.relay.clone().map(|relay| (RELAY, relay)));
     // Otherwise each rank would start a thread for every CPU.

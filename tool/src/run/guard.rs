@@ -182,8 +182,8 @@ pub fn stand_guard(work: Work) -> Result<Part, Failure> {
     orphans::adopt();
     let mut keeper = Command::new("/proc/self/exe");
     keeper.arg0(KEEPER).arg(std::process::id().to_string()).process_group(0);
-    // A keeper that cannot read this memory reads /proc/PID/cmdline instead. `line` keeps the memory
-    // until this function returns, which is after the keeper's end.
+    // A keeper that cannot read this memory reads /proc/PID/cmdline instead. `line` keeps the
+    // memory until this function returns, which is after the keeper's end.
     let line = leave_command_line().ok();
     keeper.args(line.iter().map(|line| line.as_raw_fd().to_string()));
     // The keeper is in the background of a terminal, so it must not read there.

@@ -49,7 +49,7 @@ pub struct Job<'a> {
     /// The limit on open files that the ranks get. In a job of several nodes it is known when the
     /// nodes have met.
     pub open_files: Option<Rlimit>,
-    /// This node's share of the job, once its ranks are started.
+    /// This node's share of the job, once the nodes have met.
     pub assignment: Option<Assignment>,
     /// The ranks of this node, once they are started.
     pub ranks: Option<Ranks>,

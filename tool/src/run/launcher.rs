@@ -4,6 +4,7 @@
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::launcher::detect;
 
+use super::environment::is_in_rank;
 use super::nodelist::expand;
 use crate::words::count;
 
@@ -48,9 +49,8 @@ impl Launcher {
     fn find(get: &dyn Fn(&str) -> Option<String>) -> Option<Launcher> {
         let text = |name: &str| get(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
-        // A rank of another job has started this tool, so that job's launcher says nothing about
-        // it.
-        if text("RANK").is_some() && text("TORCHELASTIC_RUN_ID").is_some() {
+        // The other job's launcher says nothing about this tool.
+        if is_in_rank(&text) {
             return None;
         }
         if let Some(job) = text("SLURM_JOB_ID") {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::environment::{STORE, is_in_rank, variable};
 use super::hosts::{Hosts, Share};
 use super::identity::Identity;
 use super::launcher::Launcher;
@@ -48,9 +49,6 @@ fn nodes(text: &str) -> Result<u32, String> {
     }
 }
 
-/// The variable that names the store of a service.
-const STORE_VARIABLE: &str = "DM_STORE";
-
 /// Reads the address of a service. `devicemesh store` says its own as tcp://HOST:PORT.
 fn service(text: &str) -> Result<(String, u16), String> {
     endpoint(text.strip_prefix("tcp://").unwrap_or(text))
@@ -59,15 +57,11 @@ fn service(text: &str) -> Result<(String, u16), String> {
 impl Meeting {
     /// The service that has the store. `None` where a node serves it.
     pub fn service(&self) -> Result<Option<(String, u16)>, Failure> {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        // The variable of a job is not meant for a tool that one of its ranks has started.
-        let is_in_rank = variable("RANK").is_some() && variable("TORCHELASTIC_RUN_ID").is_some();
-        if self.store.is_some() || self.rdzv_endpoint.is_some() || is_in_rank {
+        if self.store.is_some() || self.rdzv_endpoint.is_some() || is_in_rank(&variable) {
             return Ok(self.store.clone());
         }
-        let Some(text) = variable(STORE_VARIABLE) else { return Ok(None) };
-        let wrong =
-            |error: String| Failure::new(2, format!("environment variable {STORE_VARIABLE} is {text:?}: {error}"));
+        let Some(text) = variable(STORE) else { return Ok(None) };
+        let wrong = |error: String| Failure::new(2, format!("environment variable {STORE} is {text:?}: {error}"));
         service(&text).map(Some).map_err(wrong)
     }
 

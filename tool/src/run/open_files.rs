@@ -38,6 +38,17 @@ pub fn make_room(ranks: Ranks, route: &Route) -> Result<Rlimit, Failure> {
     make_room_beside(0, ranks, route)
 }
 
+/// Raises this process's soft limit to the hard one, for a subcommand that starts no other program.
+pub fn make_most_room() {
+    let before = getrlimit(Resource::Nofile);
+    raise(before, before.maximum);
+}
+
+/// Sets this process's soft limit. Returns whether this was possible.
+fn raise(before: Rlimit, soft: Option<u64>) -> bool {
+    setrlimit(Resource::Nofile, Rlimit { current: soft, maximum: before.maximum }).is_ok()
+}
+
 fn make_room_beside(own: u64, ranks: Ranks, route: &Route) -> Result<Rlimit, Failure> {
     let before = getrlimit(Resource::Nofile);
     let open = match std::fs::read_dir("/proc/self/fd") {
@@ -55,8 +66,7 @@ fn make_room_beside(own: u64, ranks: Ranks, route: &Route) -> Result<Rlimit, Fai
     if is_enough(before.current) {
         return Ok(before);
     }
-    let raised = Rlimit { current: Some(needed), maximum: before.maximum };
-    if is_enough(before.maximum) && setrlimit(Resource::Nofile, raised).is_ok() {
+    if is_enough(before.maximum) && raise(before, Some(needed)) {
         return Ok(before);
     }
     let limit = before.maximum.or(before.current).unwrap_or_default();

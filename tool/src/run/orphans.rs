@@ -1,9 +1,11 @@
 //! The processes that a dead process has left behind. They become children of this process, which
 //! is a subreaper.
 
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::OnceLock;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, wait};
@@ -16,6 +18,8 @@ use crate::proc::{Stat, pids};
 static EARLIER: OnceLock<Vec<(u32, u64)>> = OnceLock::new();
 /// Whether this process is a subreaper.
 static ADOPTS: AtomicBool = AtomicBool::new(false);
+/// The children of this process that threads of their own wait for. They are no orphans.
+static AWAITED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// Makes this process the parent of its descendants whose own parents end. The first call is made
 /// before this process starts another one.
@@ -28,13 +32,17 @@ pub fn adopt() {
 
 /// Kills all children of this process, and the processes that become its children because their
 /// parents have ended, whatever group or session they are in. Returns when no child is left, at the
-/// latest at the moment `until`.
+/// latest at the moment `until`. This process may have been stopped until then, so the children are
+/// killed once in any case.
 pub fn end_all(until: Instant) {
-    while are_left() && Instant::now() < until {
+    while are_left() {
         for pid in children() {
             // This process has not reaped the child, so no other process can have its number. A
             // child that may not be signalled (set-user-ID) is left alone.
             let _ = kill_process(pid, Signal::KILL);
+        }
+        if Instant::now() >= until {
+            break;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -49,6 +57,32 @@ pub fn are_left() -> bool {
     // When a child ends, its own children become children of this process, maybe after `children`
     // has passed them. Then there is a child to reap, and the next look finds them.
     reap().is_some_and(|reaped| is_one_here || reaped > 0)
+}
+
+/// Starts a child that no one else may reap until [`wait_for`] has done so.
+pub fn spawn_awaited(command: &mut Command) -> io::Result<Child> {
+    // The lock is held because a child that cannot run its program is reaped inside `spawn`.
+    let mut awaited = AWAITED.lock().unwrap_or_else(PoisonError::into_inner);
+    let child = command.spawn()?;
+    awaited.push(Pid::from_child(&child));
+    Ok(child)
+}
+
+/// Waits for the end of a child that [`spawn_awaited`] has started, and reaps it.
+pub fn wait_for(mut child: Child) {
+    let _ = child.wait();
+    let pid = Pid::from_child(&child);
+    AWAITED.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != pid);
+}
+
+/// The children that threads of their own wait for, and none is started until the result is
+/// dropped. `None` while one is being started.
+pub fn awaited() -> Option<MutexGuard<'static, Vec<Pid>>> {
+    match AWAITED.try_lock() {
+        Ok(awaited) => Some(awaited),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Whether the processes whose parents end become children of this process.

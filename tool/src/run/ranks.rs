@@ -15,7 +15,7 @@ use rustix::process::{
 use super::assignment::Assignment;
 use super::binding::Binding;
 use super::cause::{Ended, How};
-use super::environment::variables;
+use super::environment::{not_inherited, variables};
 use super::identity::shell_word;
 use super::orphans;
 use super::output::Output;
@@ -187,7 +187,23 @@ impl Ranks {
         // the cause, because a rank that learns of another's death exits.
         ended.sort_by_key(|ended| matches!(ended.how, How::Exited(_)));
         self.ended.extend(ended.iter().cloned());
+        if orphans::are_adopted() {
+            self.reap_adopted();
+        }
         ended
+    }
+
+    /// Reaps the processes that became children of this one because their own parents have ended. A
+    /// rank that leaves one behind every second would otherwise fill the process table. The kernel
+    /// names one child at a time, so a process that is reaped elsewhere holds up those behind it.
+    /// A rank that has ended holds them up for [`LAST_LINES`] at most.
+    fn reap_adopted(&self) {
+        let Some(awaited) = orphans::awaited() else { return };
+        let is_left = |pid: Pid| self.left.iter().any(|(_, left, _)| *left == pid);
+        let is_reaped_elsewhere = |pid: Pid| self.pids.contains(&Some(pid)) || is_left(pid) || awaited.contains(&pid);
+        while let Some(pid) = ended_child().filter(|pid| !is_reaped_elsewhere(*pid)) {
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+        }
     }
 
     /// Returns the ranks that were stopped because they used the terminal, each with the signal:
@@ -223,9 +239,9 @@ impl Ranks {
         orphans::are_left()
     }
 
-    /// Forgets the groups of the ranks that have ended, because the orphans are reaped now, and with
-    /// them the ranks. Then other groups may have their numbers. Where no process becomes an orphan
-    /// of this one, the groups are killed before.
+    /// Forgets the groups of the ranks that have ended, because the orphans are reaped now, and
+    /// with them the ranks. Then other groups may have their numbers. Where no process becomes an
+    /// orphan of this one, the groups are killed before.
     fn forget_left(&mut self) {
         if !orphans::are_adopted() {
             self.end_left(|_, _| true);
@@ -260,6 +276,9 @@ fn start_rank(
     let rank = assignment.rank(local_rank);
     let mut child = Command::new(program::resolve(&command[0]));
     child.args(&command[1..]).process_group(0);
+    for name in not_inherited() {
+        child.env_remove(name);
+    }
     child.envs(variables(local_rank, again, assignment, binding.own_cores(local_rank)));
     let logs = output.prepare(rank, &mut child)?;
     before_exec(&mut child, limits);
@@ -326,4 +345,17 @@ fn peek(pid: Pid) -> Option<(How, bool)> {
         None => How::Signalled(status.terminating_signal()?),
     };
     Some((how, status.dumped()))
+}
+
+/// A child of this process that has ended and is not reaped. Does not reap it.
+#[expect(unsafe_code, reason = "no safe interface names the child")]
+fn ended_child() -> Option<Pid> {
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: all fields of a siginfo_t are numbers and pointers, for which zero is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes to `info` alone, which lives until it returns.
+    let done = unsafe { libc::waitid(libc::P_ALL, 0, &mut info, options) };
+    // SAFETY: waitid has written this field, or it is still zero because no child has ended.
+    let pid = unsafe { info.si_pid() };
+    Pid::from_raw(pid).filter(|_| done == 0)
 }

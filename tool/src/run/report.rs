@@ -10,7 +10,7 @@ use super::cause::{Cause, Ended, How, TIMED_OUT, signal_name};
 use super::ending::TERM_TO_KILL;
 use super::guard;
 use super::hosts::{Control, Order, Said};
-use super::job::Job;
+use super::job::{Job, Phase};
 use super::signals::{is_impatient, too_early};
 use crate::words::{count, listed};
 
@@ -37,7 +37,7 @@ impl Job<'_> {
         if let Some(node) = self.lost_node(cause) {
             return self.tell_starter(&Said::Gone { node, arrival: None, text: format!("{cause}{rest}") });
         }
-        if self.control.is_some() && restart.is_empty() {
+        if self.control.is_some() && !self.starts_again(cause) {
             self.tell_starter(&Said::Ending { cause: cause.to_string() });
         }
         let text = format!("{}{also}{rest}", self.style.wrong(&format!("{cause}{behind}")));
@@ -72,6 +72,20 @@ impl Job<'_> {
         }
     }
 
+    /// How long the ranks have that were asked to end.
+    fn time_to_sigkill(&self) -> Duration {
+        let whole = self.options.ending.grace_period;
+        let left = match self.phase {
+            Phase::Terminating(until) => until.saturating_duration_since(Instant::now()),
+            _ => whole,
+        };
+        // The whole time began a moment ago, so half a second less still counts as the whole.
+        match left + Duration::from_millis(500) < whole {
+            true => Duration::from_secs(left.as_millis().div_ceil(1000) as u64),
+            false => whole,
+        }
+    }
+
     /// Returns what the ranks that still run get, as the end of the message about this cause.
     fn end_of_the_others(&self, cause: &Cause) -> String {
         let running = self.running();
@@ -90,7 +104,7 @@ impl Job<'_> {
             _ => ("are", "get", "run", "they end"),
         };
         let ending = &self.options.ending;
-        let (grace, failure_grace) = (seconds(ending.grace_period), seconds(ending.failure_grace));
+        let (grace, failure_grace) = (seconds(self.time_to_sigkill()), seconds(ending.failure_grace));
         match cause {
             Cause::Signal { .. } => {
                 format!(", passed on to {ranks}, which {are} killed in {grace}; a second signal kills at once")

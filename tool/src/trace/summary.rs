@@ -70,7 +70,7 @@ impl Summary {
 /// The collectives that have ended on all ranks of their groups.
 fn together(timeline: &Timeline) -> Vec<Together<'_>> {
     let mut calls: BTreeMap<(u64, u64), Together> = BTreeMap::new();
-    for call in timeline.calls.iter().filter(|call| !call.operation.is_message()) {
+    for call in timeline.calls.iter().filter(|call| call.operation.is_compared()) {
         calls.entry((call.group, call.number)).or_default().push(call);
     }
     let is_whole = |calls: &Together| {
@@ -211,6 +211,17 @@ mod tests {
         let summary = Summary::new(&timeline(missing.map(|(rank, begun, ended)| call(rank, 1, 64, begun, ended))));
         assert_eq!((summary.costs[0].calls, summary.costs[0].transfer_seconds), (2, None));
         assert!(summary.stragglers.is_empty());
+    }
+
+    /// Operations of the program's own and messages have numbers apart from those of collectives.
+    #[test]
+    fn only_collectives_are_put_together_by_their_numbers() {
+        let collectives = [(0, 0.0, 1000.0), (1, 900.0, 1000.0), (2, 0.0, 1000.0)];
+        let collectives = collectives.map(|(rank, begun, ended)| call(rank, 1, 64, begun, ended));
+        let others =
+            [Operation::Custom, Operation::Send].map(|operation| TimedCall { operation, ..call(2, 1, 64, 0.0, 9.0) });
+        let summary = Summary::new(&timeline(collectives.into_iter().chain(others)));
+        assert_eq!(summary.stragglers.iter().map(|late| late.rank).collect::<Vec<_>>(), [1]);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub struct TimedCall {
     pub process: usize,
     /// The group, as a key of [`Timeline::groups`].
     pub group: u64,
-    /// The number of the call in the group. Collectives and messages are counted apart.
+    /// The number of the call in the group. Collectives and other calls are counted apart.
     pub number: u64,
     /// What the call does.
     pub operation: Operation,
@@ -82,9 +82,9 @@ struct Process<'a> {
 }
 
 impl<'a> Process<'a> {
-    /// The groups whose calls belong to the job: those of its worlds, and those of no world. Where the
-    /// recording has lost the world of a group, the group belongs to the job if all worlds that are
-    /// recorded do.
+    /// The groups whose calls belong to the job: those of its worlds, and those of no world. Where
+    /// the recording has lost the world of a group, the group belongs to the job if all worlds that
+    /// are recorded do.
     fn channels(&self) -> impl Iterator<Item = &'a RecordedChannel> {
         self.snapshot.channels.iter().filter(|channel| self.is_own(channel))
     }
@@ -197,11 +197,11 @@ pub fn jobs(snapshots: &[Snapshot]) -> BTreeMap<String, usize> {
     jobs
 }
 
-/// The job of a process and its rank. The job is that of the world joined last, among those that the
-/// process has not left, or among all where it has left all. The rank is that in the job's largest
-/// world, and in the last one of several. A process without a world, of which NCCL alone has told,
-/// is in the job [`NO_WORLD`] and has its rank in its largest communicator. `None` for a process
-/// without groups.
+/// The job of a process and its rank. The job is that of the world joined last, among those that
+/// the process has not left, or among all where it has left all. The rank is that in the job's
+/// largest world, and in the last one of several. A process without a world, of which NCCL alone
+/// has told, is in the job [`NO_WORLD`] and has its rank in its largest communicator. `None` for a
+/// process without groups.
 fn job_and_rank(snapshot: &Snapshot) -> Option<(String, u32)> {
     let last = snapshot.worlds.iter().max_by_key(|world| (!world.has_ended, world.number));
     let largest = snapshot.channels.iter().max_by_key(|channel| channel.size);
@@ -347,7 +347,8 @@ pub mod tests {
             recorder.close_world(world);
         }
         assert_eq!(jobs(&[recorder.snapshot().unwrap()]), [("C".to_owned(), 1)].into());
-        // A job that is joined again and again loses the worlds of its first calls, but not the calls.
+        // A job that is joined again and again loses the worlds of its first calls, but not the
+        // calls.
         (1..=8).for_each(|key| recorder.close_world(join(key, "C", 8)));
         let timeline = Timeline::new(&[recorder.snapshot().unwrap()], "C").unwrap();
         assert_eq!(timeline.calls.len(), 8 + 3 + 4, "the worlds of the other jobs are lost, too");

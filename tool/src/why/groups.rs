@@ -50,10 +50,10 @@ impl<'a> Seat<'a> {
 
     /// The collective calls that the ring still has.
     pub fn collective_calls(&self) -> impl DoubleEndedIterator<Item = &'a RecordedCall> {
-        self.calls().filter(|call| !call.call.operation.is_message())
+        self.calls().filter(|call| call.call.operation.is_compared())
     }
 
-    /// The calls and messages that the ring still has.
+    /// The calls, messages and operations of the program's own that the ring still has.
     pub fn calls(&self) -> impl DoubleEndedIterator<Item = &'a RecordedCall> {
         self.process.snapshot.calls_of(self.channel)
     }

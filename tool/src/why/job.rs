@@ -2,7 +2,9 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
+use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::launcher::Place;
 
 use super::find::{Found, Node, Started};
@@ -121,8 +123,8 @@ fn jobs_within(found: Found, mut left: usize) -> Vec<Job> {
     let Found { mut processes, started, nodes, .. } = found;
     // Two tools on one machine find the same processes, for example two containers that share the
     // process ids, or two nodes of Slurm that are one machine. A recording of a live process that
-    // this tool has read itself counts. The copy of a live process from another tool counts before a
-    // file whose process is not seen here.
+    // this tool has read itself counts. The copy of a live process from another tool counts before
+    // a file whose process is not seen here.
     let is_sent = |process: &Process| matches!(process.origin, Origin::Sent(..));
     processes.sort_by_key(|process| match (is_sent(process), process.state.is_alive()) {
         (false, true) => 0,
@@ -223,11 +225,11 @@ impl Part {
             let mut communicators = process.communicators();
             known.or_else(|| Some(communicators.find(|channel| Some((channel.size, channel.key)) == largest)?.rank))
         };
-        let here = |rank: u32| {
-            let places = processes.iter().filter_map(|process| process.place.as_ref());
-            places.filter(|place| place.size == size).any(|place| is_local(place, rank as usize))
-        };
-        let is_here: Vec<bool> = (0..size as u32).map(here).collect();
+        let known = processes.iter().filter_map(|process| Some((process.host(), process.place.as_ref()?)));
+        let own = host_name();
+        let others = started.iter().filter(|started| Some(meeting(&started.place)) == met);
+        let others = others.map(|started| (started.host.as_deref().unwrap_or(&own), &started.place));
+        let own_ranks = ranks_of_hosts(known.chain(others).filter(|(_, place)| place.size == size));
         let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
         let (mut others, mut unjudged) = (Vec::new(), Vec::new());
         for process in processes {
@@ -243,13 +245,20 @@ impl Part {
         let address = met.as_ref().and_then(|(address, _)| address.as_ref());
         let is_own = |node: &&Node| node.address.is_none() || node.address.as_ref() == address;
         let nodes: Vec<Node> = nodes.iter().filter(is_own).cloned().collect();
-        let heard = nodes.iter().filter(|node| node.silence.is_none());
-        let heard: BTreeSet<u32> = heard.flat_map(|node| &node.ranks).copied().collect();
-        let missing = |rank: u32| match (started_as(rank), is_here.get(rank as usize)) {
-            (Some(started), _) => Seen::Started(started.pid, started.host.clone()),
-            (None, Some(true)) => Seen::Gone,
-            (None, _) if heard.contains(&rank) => Seen::Gone,
-            _ => Seen::Elsewhere,
+        let of_nodes = |is_heard: bool| -> BTreeSet<u32> {
+            let nodes = nodes.iter().filter(|node| node.silence.is_none() == is_heard);
+            nodes.flat_map(|node| &node.ranks).copied().collect()
+        };
+        let (heard, silent) = (of_nodes(true), of_nodes(false));
+        let is_own = |rank: u32| own_ranks.iter().any(|ranks| ranks.contains(&(rank as usize)));
+        let missing = |rank: u32| match started_as(rank) {
+            Some(started) => Seen::Started(started.pid, started.host.clone()),
+            None if heard.contains(&rank) => Seen::Gone,
+            // A silent node has said which ranks are its own. The places of others allow only a
+            // guess.
+            None if silent.contains(&rank) => Seen::Elsewhere,
+            None if is_own(rank) => Seen::Gone,
+            None => Seen::Elsewhere,
         };
         for rank in 0..size as u32 {
             seen.entry(rank).or_insert_with(|| missing(rank));
@@ -285,12 +294,41 @@ fn put(seen: &mut BTreeMap<u32, Seen>, rank: u32, process: Process) -> Option<Pr
     }
 }
 
-/// Whether a launcher puts that rank on the host of this place: launchers give the ranks of a host
-/// consecutive numbers.
-fn is_local(place: &Place, rank: usize) -> bool {
-    let (Some(local), Some(size)) = (place.local_rank, place.local_size) else { return false };
-    let first = place.rank.saturating_sub(local);
-    size == place.size || (first..first.saturating_add(size)).contains(&rank)
+/// The ranks that certainly run on one of the hosts of these places, or have run there. Each place
+/// is that of a process on the named host.
+///
+/// Most launchers give the ranks of a host consecutive numbers. Others deal the ranks to the hosts
+/// in turn (`mpirun --map-by node`, `srun --distribution=cyclic`). There the places of one host
+/// contradict each other, and nothing is known of further ranks. So one place alone says nothing,
+/// unless its host has all ranks.
+fn ranks_of_hosts<'a>(places: impl Iterator<Item = (&'a str, &'a Place)>) -> Vec<Range<usize>> {
+    let mut hosts: BTreeMap<&str, Vec<&Place>> = BTreeMap::new();
+    places.for_each(|(host, place)| hosts.entry(host).or_default().push(place));
+    let block = |place: &&Place| {
+        let (local, size) = (place.local_rank?, place.local_size?);
+        let first = if size == place.size { 0 } else { place.rank.checked_sub(local)? };
+        Some(first..first.saturating_add(size))
+    };
+    let mut certain = Vec::new();
+    for places in hosts.values() {
+        let mut blocks: BTreeMap<(usize, usize), BTreeSet<usize>> = BTreeMap::new();
+        let mut ranks: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        let mut has_all = false;
+        for place in places {
+            let Some(block) = block(place) else { continue };
+            blocks.entry((block.start, block.end)).or_default().insert(place.rank);
+            ranks.entry(place.local_rank.unwrap_or(0)).or_default().insert(place.rank);
+            has_all |= place.local_size == Some(place.size);
+        }
+        // Only where several nodes share one machine, two ranks of a host have one local rank.
+        if blocks.len() > 1 && ranks.values().all(|ranks| ranks.len() == 1) {
+            // A launcher deals the ranks in one way for all hosts.
+            return Vec::new();
+        }
+        let agreed = blocks.iter().filter(|(_, ranks)| has_all || ranks.len() > 1);
+        certain.extend(agreed.map(|((start, end), _)| *start..*end));
+    }
+    certain
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! Which processes are one job.
 
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use recording::{Call, ChannelFacts, EntryState, NO_PEER, Operation, Recorder, Snapshot, layout};
 
-use super::super::find::Found;
-use super::super::judge_tests::text_of;
+use super::super::find::{Found, Node, Started};
+use super::super::judge_tests::{a_rank_behind, text_of};
 use super::super::process::{Origin, Process, State, Timeline};
-use super::{Rank, jobs, jobs_within};
+use super::{Rank, Seen, jobs, jobs_within};
 
 /// A process of a program that uses NCCL alone, with its rank in each of these communicators. In
 /// each it has made `calls` calls.
@@ -84,6 +87,25 @@ fn both_recordings_of_a_process_are_saved() {
     assert_eq!(saved, [(200, 2), (200, 3), (201, 2)]);
 }
 
+/// Others may write in the folder, too. They cannot read a copy, as they cannot read its recording.
+#[test]
+fn a_copy_follows_no_link_and_is_readable_by_its_user_alone() {
+    let jobs = jobs(Found { processes: vec![process(0, &[(5, 0)], 2), process(1, &[(5, 1)], 2)], ..Found::default() });
+    let folder = std::env::temp_dir().join(format!("dm-link-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let victim = folder.join("victim");
+    fs::write(&victim, "precious").unwrap();
+    let copies: Vec<PathBuf> = jobs[0].recordings().map(|process| folder.join(process.file_name(1))).collect();
+    copies.iter().for_each(|copy| symlink(&victim, copy.with_extension("new")).unwrap());
+    let is_saved = super::super::save(&jobs, &folder).is_ok();
+    let precious = fs::read(&victim).unwrap();
+    let kinds: Vec<_> =
+        copies.iter().map(|copy| copy.symlink_metadata().map(|it| (it.is_file(), it.mode() & 0o777))).collect();
+    fs::remove_dir_all(&folder).unwrap();
+    assert!(is_saved && precious == b"precious", "a copy was written to where the link leads");
+    assert!(kinds.iter().all(|kind| matches!(kind, Ok((true, 0o600)))), "{kinds:?}");
+}
+
 /// Two containers with one host name share a folder for recordings, and each sees its own processes
 /// alone.
 #[test]
@@ -97,6 +119,84 @@ fn a_live_process_elsewhere_counts_before_its_file_here() {
     let states: Vec<State> =
         jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process).map(|it| it.state).collect();
     assert_eq!(states, [State::Sleeps; 2]);
+}
+
+/// The processes of a job of eight ranks that this host sees: for each one its rank, and its local
+/// rank among `local_size` ones, which the launcher has told.
+fn of_job(seen: &[(u32, usize)], local_size: Option<usize>) -> Vec<Process> {
+    let mut ranks = a_rank_behind();
+    ranks.retain(|rank| seen.iter().any(|(number, _)| *number == rank.rank));
+    let mut processes: Vec<Process> = ranks.iter().map(super::super::judge_tests::Rank::process).collect();
+    for (process, (_, local_rank)) in processes.iter_mut().zip(seen) {
+        let place = process.place.as_mut().unwrap();
+        (place.local_rank, place.local_size) = (Some(*local_rank), local_size);
+    }
+    processes
+}
+
+/// The ranks that are said to be gone.
+fn gone(found: Found) -> Vec<u32> {
+    let jobs = jobs(found);
+    let [job] = &jobs[..] else { panic!("{} jobs", jobs.len()) };
+    job.ranks.iter().filter(|rank| matches!(rank.seen, Seen::Gone)).map(|rank| rank.number).collect()
+}
+
+#[test]
+fn the_places_of_a_host_say_which_of_its_ranks_are_gone() {
+    let gone =
+        |seen: &[(u32, usize)], local_size| gone(Found { processes: of_job(seen, local_size), ..Found::default() });
+    // One host has all ranks.
+    assert_eq!(gone(&[(0, 0), (5, 5)], Some(8)), [1, 2, 3, 4, 6, 7]);
+    // Two hosts have four ranks each.
+    assert_eq!(gone(&[(4, 0), (6, 2)], Some(4)), [5, 7]);
+    // One place alone may be that of a job whose ranks are dealt out in turn.
+    assert_eq!(gone(&[(6, 2)], Some(4)), [0; 0]);
+    assert_eq!(gone(&[(6, 6)], Some(8)), [0, 1, 2, 3, 4, 5, 7]);
+    // Three hosts have two, three and three ranks. Two ranks of the second host make it certain.
+    assert_eq!(gone(&[(2, 0), (4, 2)], Some(3)), [3]);
+    assert_eq!(gone(&[(4, 2)], Some(3)), [0; 0]);
+    // Two nodes share one machine.
+    assert_eq!(gone(&[(0, 0), (1, 1), (5, 1), (6, 2)], Some(4)), [2, 3, 4, 7]);
+    // Two hosts, or three hosts with two ranks each, get the ranks in turn.
+    assert_eq!(gone(&[(0, 0), (2, 1), (6, 3)], Some(4)), [0; 0]);
+    assert_eq!(gone(&[(3, 1)], Some(4)), [0; 0]);
+    assert_eq!(gone(&[(0, 0), (3, 1)], Some(2)), [0; 0]);
+    // Three hosts get two ranks at a time (`srun --distribution=plane=2`).
+    assert_eq!(gone(&[(0, 0), (1, 1), (6, 2), (7, 3)], Some(4)), [0; 0]);
+    // In a job with spares, nobody knows how many of the local ranks have consecutive numbers.
+    assert_eq!(gone(&[(0, 0), (1, 1)], None), [0; 0]);
+}
+
+#[test]
+fn the_ranks_of_a_node_that_gives_no_answer_are_not_gone() {
+    let node = |name: &str, ranks: &[u32], silence: Option<&str>| Node {
+        name: name.to_owned(),
+        address: None,
+        ranks: ranks.to_vec(),
+        silence: silence.map(str::to_owned),
+    };
+    // The places fit a host with ranks 0 to 3. The nodes know better.
+    let processes = of_job(&[(0, 0), (1, 1)], Some(4));
+    let nodes = vec![node("node 0", &[0, 1, 4], None), node("node 1", &[2, 3, 5, 6, 7], Some("is silent"))];
+    assert_eq!(gone(Found { processes, nodes, ..Found::default() }), [4]);
+}
+
+/// A script starts the program and then does something else, or the rank was started again.
+#[test]
+fn a_process_of_a_rank_whose_world_is_there_is_not_waited_for() {
+    let processes = of_job(&[(0, 0), (1, 1), (2, 2), (4, 4), (5, 5), (6, 6), (7, 7)], Some(8));
+    let mut place = processes[0].place.clone().unwrap();
+    place.rank = 3;
+    let started = vec![Started { pid: 4711, host: None, place }];
+    let text = text_of(Found { processes, started, ..Found::default() });
+    assert!(
+        text.starts_with(
+            "train: rank 3 has a process outside the world: its earlier one has ended, or records nothing; \
+             the other 3 ranks have waited in all-reduce 2 of mesh/tp (ranks 0-3) for 12 s\n"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("rank 3 (pid 4711) runs and has not joined the world"), "{text}");
 }
 
 /// A recording may claim any number of ranks, and an answer of another host has thousands of

@@ -21,7 +21,7 @@ pub enum Kind {
     Differs,
     /// Ranks wait for each other in a circle.
     Crossed,
-    /// Ranks have queued a call in a group that they have not ended.
+    /// Ranks have queued a call or a message in a group that they have not ended.
     Queued,
     /// A call has failed on ranks, and others still wait in it.
     Failed,
@@ -178,24 +178,24 @@ impl Judge<'_> {
     /// What is wrong with the ranks for which the others wait in the end. Ranks with one cause are
     /// one finding.
     fn causes<'r>(&self, graph: &Graph<'_>, roots: impl Iterator<Item = &'r usize>) -> Vec<Finding> {
-        let mut found: BTreeMap<(Kind, usize, u64), Cause> = BTreeMap::new();
+        let mut found: BTreeMap<(Kind, Place), Cause> = BTreeMap::new();
         for root in roots {
-            let mut by_call: BTreeMap<(usize, u64), Vec<&Edge>> = BTreeMap::new();
+            let mut by_call: BTreeMap<Place, Vec<&Edge>> = BTreeMap::new();
             for edge in graph.into(*root) {
                 let wait = &self.waits[edge.wait];
-                by_call.entry((wait.group, number(edge, wait))).or_default().push(edge);
+                by_call.entry(place(wait, number(edge, wait))).or_default().push(edge);
             }
             let longest = |edges: &[&Edge]| self.longest(edges).unwrap_or(f64::MAX);
             let most = by_call.iter().max_by(|(_, one), (_, other)| {
                 one.len().cmp(&other.len()).then(longest(one).total_cmp(&longest(other)))
             });
-            let Some(((group, number), edges)) = most else { continue };
+            let Some((place, edges)) = most else { continue };
             let kind = self.kind(*root, edges[0].reason);
-            let entry = found.entry((kind, *group, *number)).or_default();
+            let entry = found.entry((kind, *place)).or_default();
             entry.ranks.push(*root);
             entry.edges.extend(edges.iter().copied());
         }
-        let finding = |((kind, group, number), cause): (_, Cause)| {
+        let finding = |((kind, (group, _, number)), cause): ((Kind, Place), Cause)| {
             self.finding(kind, cause.ranks, group, number, &cause.edges, graph)
         };
         found.into_iter().filter_map(finding).collect()
@@ -208,7 +208,7 @@ impl Judge<'_> {
             Seen::Recorded(process) if process.state == State::Gone && !self.job.is_over => Kind::Gone,
             Seen::Recorded(process) if process.state.is_halted() && !self.job.is_over => Kind::Stopped,
             _ => match reason {
-                Reason::Queued(_) => Kind::Queued,
+                Reason::Queued(_) | Reason::QueuedMessage => Kind::Queued,
                 Reason::Failed(_) => Kind::Failed,
                 Reason::Left => Kind::Left,
                 Reason::NoGroup => Kind::NoGroup,
@@ -234,21 +234,22 @@ impl Judge<'_> {
             let is_to_elsewhere = matches!(self.job.ranks[edge.to].seen, Seen::Elsewhere);
             is_elsewhere.entry(edge.wait).and_modify(|all| *all &= is_to_elsewhere).or_insert(is_to_elsewhere);
         }
-        let mut found: BTreeMap<(Kind, usize, u64), Vec<usize>> = BTreeMap::new();
+        let mut found: BTreeMap<(Kind, Place), Vec<usize>> = BTreeMap::new();
         for (at, wait) in self.waits.iter().enumerate().filter(|(_, wait)| !self.job.is_halted(wait.rank)) {
-            let has_unknown = self.groups[wait.group].members.iter().any(|member| member.rank.is_none());
+            // A group may have very many members, so they are looked at only where it matters.
+            let has_unknown = || self.groups[wait.group].members.iter().any(|member| member.rank.is_none());
             let kind = match (is_elsewhere.get(&at), wait.call.state) {
                 (Some(true), _) => Kind::Elsewhere,
                 (Some(false), _) => continue,
                 (None, EntryState::Failed) => Kind::AllFailed,
-                (None, _) if has_unknown => Kind::Elsewhere,
+                (None, _) if has_unknown() => Kind::Elsewhere,
                 // Nobody records when a stream ends a call.
                 (None, EntryState::Issued) => continue,
                 (None, _) => Kind::Slow,
             };
-            found.entry((kind, wait.group, wait.call.in_channel)).or_default().push(at);
+            found.entry((kind, place(wait, wait.call.in_channel))).or_default().push(at);
         }
-        let finding = |((kind, group, number), waits): ((Kind, usize, u64), Vec<usize>)| {
+        let finding = |((kind, (group, _, number)), waits): ((Kind, Place), Vec<usize>)| {
             let ranks: BTreeSet<usize> = waits.iter().map(|wait| self.waits[*wait].rank).collect();
             let seconds = longest(waits.iter().map(|wait| self.waits[*wait].seconds));
             let is_long = seconds.is_none_or(|seconds| seconds >= self.after);
@@ -270,14 +271,16 @@ impl Judge<'_> {
         edges: &[&Edge],
         graph: &Graph<'_>,
     ) -> Option<Finding> {
-        let behind = graph.behind(ranks.iter().copied());
-        let of_behind = self.waits.iter().filter(|wait| behind.contains(&wait.rank) && !ranks.contains(&wait.rank));
+        // A job may have very many ranks, so each of them is looked up in a set.
+        let causes: BTreeSet<usize> = ranks.iter().copied().collect();
+        let behind = graph.behind(causes.iter().copied());
+        let of_behind = self.waits.iter().filter(|wait| behind.contains(&wait.rank) && !causes.contains(&wait.rank));
         let all = edges.iter().map(|edge| self.waits[edge.wait].seconds).chain(of_behind.map(|wait| wait.seconds));
         if longest(all).is_some_and(|seconds| seconds < self.after) {
             return None;
         }
         let waits: BTreeSet<usize> = edges.iter().map(|edge| edge.wait).collect();
-        let victims = behind.iter().filter(|rank| !ranks.contains(rank)).count();
+        let victims = behind.difference(&causes).count();
         let seconds = self.longest(edges);
         Some(Finding { kind, ranks, group, number, waits: waits.into_iter().collect(), victims, seconds })
     }
@@ -291,11 +294,23 @@ fn is_differing(edge: &Edge) -> bool {
     matches!(edge.reason, Reason::Differs(_))
 }
 
+/// The place of a call: its group, the operation where ranks may leave it out, and its number.
+type Place = (usize, Option<u8>, u64);
+
+/// Returns the place of a wait's call, of which the number is `number`. The collectives of a group
+/// have one row of numbers. Sends, receives and a program's own operations have another one.
+fn place(wait: &Wait<'_>, number: u64) -> Place {
+    let operation = wait.call.call.operation;
+    (wait.group, (!operation.is_compared()).then_some(operation as u8), number)
+}
+
 /// The number of the call for which an edge waits.
 fn number(edge: &Edge, wait: &Wait<'_>) -> u64 {
     match edge.reason {
         Reason::Behind(number) | Reason::Queued(number) | Reason::Failed(number) | Reason::Differs(number) => number,
-        Reason::Absent | Reason::Left | Reason::NoGroup | Reason::NoMessage => wait.call.in_channel,
+        Reason::Absent | Reason::Left | Reason::NoGroup | Reason::NoMessage | Reason::QueuedMessage => {
+            wait.call.in_channel
+        }
     }
 }
 

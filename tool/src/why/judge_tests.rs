@@ -28,7 +28,7 @@ pub(super) struct Rank {
     state: State,
     /// The number of ranks on each host.
     local_size: usize,
-    rank: u32,
+    pub(super) rank: u32,
     tp: Channel,
     dp: Channel,
     scope: Channel,
@@ -85,11 +85,14 @@ impl Rank {
     pub(super) fn process(&self) -> Process {
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
         let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
-        let mut now = snapshot.process.clock.moment();
-        // The calls are 12.5 s old.
-        now.monotonic += 12_500_000_000;
-        now.real += 12_500_000_000;
-        now.ticks += 12_500_000_000;
+        // Calls that began in the first 0.9 s of the recording are between 12 and 13 s old.
+        const AGE: u64 = 12_900_000_000;
+        let began = snapshot.process.began;
+        let tick = began.nanoseconds_per_tick(&snapshot.process.clock.moment()).unwrap_or(1.0);
+        let mut now = began;
+        now.monotonic += AGE;
+        now.real += AGE;
+        now.ticks += (AGE as f64 / tick) as u64;
         let mut timeline = Timeline::new(&snapshot, Some(now), now.real, None);
         timeline.until = now.real;
         let rank = self.rank as usize;
@@ -308,6 +311,25 @@ fn an_open_group_of_calls_is_named() {
     );
 }
 
+/// All calls of a group of calls run from the moment at which the group has ended. So the oldest
+/// call of a rank need not be the one in which a rank is missing.
+#[test]
+fn a_rank_that_is_missing_in_the_newest_of_several_running_calls_is_named() {
+    let ranks = ranks();
+    for rank in &ranks[..4] {
+        match rank.rank {
+            3 => rank.done(rank.tp, 1),
+            _ => (0..2).for_each(|_| rank.begin(rank.tp, &all_reduce(4))),
+        }
+    }
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[3],
+        "rank 3 has not called all-reduce 2 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for 12 s",
+    );
+}
+
 #[test]
 fn a_call_in_which_nobody_is_missing_is_slow() {
     let ranks = ranks();
@@ -331,9 +353,58 @@ fn a_message_that_nobody_sends_is_named() {
         &[1],
         "rank 1 does not send; rank 0 has waited in recv 1 of mesh/tp (ranks 0-3) for 12 s",
     );
+    ranks[0].done(ranks[0].tp, 1);
     ranks[1].begin(ranks[1].tp, &Call { operation: Operation::Send, peer: 0, ..receive });
-    let all: Vec<&Rank> = ranks.iter().collect();
-    assert_eq!(said(&all).0.unwrap().0, Kind::Slow);
+    let said = |kind: &str| format!("in {kind} 1 of mesh/tp (ranks 0-3) for 12 s, and no rank");
+    headline(&ranks, Kind::Slow, &[1], &format!("rank 1 has been {}", said("send")));
+}
+
+/// A rank may make operations of the program's own that the other ranks do not make.
+#[test]
+fn an_operation_of_the_programs_own_has_no_place_in_the_order() {
+    let ranks = ranks();
+    let own = Call { operation: Operation::Custom, ..all_reduce(4) };
+    for rank in &ranks[..4] {
+        (0..if rank.rank == 1 { 3 } else { 0 }).for_each(|_| rank.ends(rank.tp, &own, EntryState::Done));
+        rank.done(rank.tp, 1);
+        if rank.rank != 1 {
+            rank.begin(rank.tp, &all_reduce(4));
+        }
+    }
+    let behind = "rank 1 has not called all-reduce 2 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it";
+    headline(&ranks, Kind::Behind, &[1], behind);
+}
+
+#[test]
+fn an_operation_of_the_programs_own_waits_for_ranks_that_nobody_knows() {
+    let mut ranks = ranks();
+    let own = Call { operation: Operation::Custom, ..all_reduce(4) };
+    ranks[0].begin(ranks[0].tp, &own);
+    let unknown =
+        "rank 0 has been in own operation 1 of mesh/tp (ranks 0-3) for 12 s: nobody knows for which ranks it waits";
+    headline(&ranks, Kind::Slow, &[0], unknown);
+    ranks[2].state = State::Stopped;
+    let stopped = "rank 2 is stopped by a signal (`kill -CONT 102` continues it); rank 0 has waited in own operation 1 of mesh/tp (ranks 0-3) for 12 s";
+    headline(&ranks, Kind::Stopped, &[2], stopped);
+}
+
+#[test]
+fn a_message_in_an_open_group_of_calls_is_named() {
+    for (operation, half, said) in
+        [(Operation::Recv, Operation::Send, "send"), (Operation::Send, Operation::Recv, "recv")]
+    {
+        let ranks = ranks();
+        let waits = Call { operation, reduction: 0, peer: 1, ..all_reduce(4) };
+        ranks[0].begin(ranks[0].tp, &waits);
+        // An earlier call of the group, so that calls and messages have different numbers.
+        ranks[1].done(ranks[1].tp, 1);
+        let _ = ranks[1].recorder.queue(ranks[1].tp, &Call { operation: half, peer: 0, ..waits });
+        let expected = format!(
+            "rank 1 has put the {said} into a group of calls and has not ended the group; rank 0 has waited in {} 1 of mesh/tp (ranks 0-3) for 12 s",
+            operation.name()
+        );
+        headline(&ranks, Kind::Queued, &[1], &expected);
+    }
 }
 
 #[test]

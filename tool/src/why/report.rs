@@ -1,6 +1,6 @@
 //! The verdict as text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use devicemesh::printable::printable;
 use recording::EntryState;
@@ -52,9 +52,9 @@ pub fn rows<'a>(verdict: &Verdict<'_>) -> Vec<Row<'a>> {
         for member in &group.members {
             let (Some(rank), Some(seat)) = (member.rank, member.seat) else { continue };
             let timeline = &seat.process.timeline;
-            let message =
-                seat.calls().rfind(|call| call.call.operation.is_message() && call.state == EntryState::Running);
-            let call = message.or_else(|| seat.last());
+            let other =
+                seat.calls().rfind(|call| !call.call.operation.is_compared() && call.state == EntryState::Running);
+            let call = other.or_else(|| seat.last());
             let (state, since) = match call {
                 None if seat.channel.calls_begun == 0 => ("no call", None),
                 None => ("", None),
@@ -130,13 +130,9 @@ pub fn text(
 /// The ranks that are the cause, each once, in the order of the findings. The first [`MOST_RANKS`]
 /// of them are shown.
 pub fn culprits(verdict: &Verdict<'_>) -> Vec<usize> {
-    let mut ranks: Vec<usize> = Vec::new();
-    for rank in verdict.findings.iter().filter(|finding| has_causes(finding)).flat_map(|finding| &finding.ranks) {
-        if !ranks.contains(rank) {
-            ranks.push(*rank);
-        }
-    }
-    ranks
+    let mut known = BTreeSet::new();
+    let ranks = verdict.findings.iter().filter(|finding| has_causes(finding)).flat_map(|finding| &finding.ranks);
+    ranks.copied().filter(|rank| known.insert(*rank)).collect()
 }
 
 /// Where the ranks are that are the cause, and their stacks.

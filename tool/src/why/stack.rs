@@ -141,8 +141,8 @@ fn add_frames(pid: u32, threads: &mut [Thread], refusal: &mut String) {
         };
         threads.iter().map(unwind).collect()
     };
-    // A thread that waits in a driver does not stop in time, and stays attached. The kernel detaches
-    // it when the thread that has attached it ends, so that is a thread of its own.
+    // A thread that waits in a driver does not stop in time, and stays attached. The kernel
+    // detaches it when the thread that has attached it ends, so that is a thread of its own.
     let tracer = std::thread::Builder::new().name("dm-tracer".to_owned());
     let traced =
         std::thread::scope(|scope| Some(tracer.spawn_scoped(scope, &mut unwind).ok()?.join().unwrap_or_default()));

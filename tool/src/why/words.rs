@@ -127,7 +127,11 @@ impl Verdict<'_> {
         let culprits = self.ranks(ranks);
         let has = if ranks.len() == 1 { "has" } else { "have" };
         let is = if ranks.len() == 1 { "is" } else { "are" };
-        let call = self.call(*group, *number, finding.waits.iter().copied());
+        let other = self.other_of(finding);
+        let call = match finding.waits.first() {
+            Some(wait) if other.is_some() => self.call_of(*wait),
+            _ => self.call(*group, *number, finding.waits.iter().copied()),
+        };
         let where_waited = match finding.waits.first() {
             Some(wait) if self.waits[*wait].call.in_channel != *number => self.call_of(*wait),
             _ => "it".to_owned(),
@@ -146,6 +150,7 @@ impl Verdict<'_> {
             Kind::Stopped => format!("{culprits} {is} stopped{}; {}", self.stopped_by(ranks), wait_in(&call)),
             Kind::Differs => self.difference(finding),
             Kind::Crossed => self.crossing(finding),
+            Kind::Queued if self.message_of(finding).is_some() => self.queued_message(finding, &culprits, has),
             Kind::Queued => {
                 format!(
                     "{culprits} {has} put {call} into a group of calls and {has} not ended the group; {}",
@@ -155,15 +160,27 @@ impl Verdict<'_> {
             Kind::Failed => format!("{call} has failed on {culprits}; {}", wait_in("it")),
             Kind::Left => format!("{culprits} {has} left {}; {}", self.group(*group), wait_in(&call)),
             Kind::NoGroup => format!("{culprits} {has} not made {}; {}", self.group(*group), wait_in(&call)),
-            Kind::NotJoined => format!("{culprits} {has} not joined the world; {}", wait_in(&call)),
+            Kind::NotJoined if self.is_join(*group) => {
+                format!("{culprits} {has} not joined the world; {}", wait_in(&call))
+            }
+            // All ranks of a world have joined it. So the process that runs is another one.
+            Kind::NotJoined => {
+                let (process, its) = if ranks.len() == 1 { ("a process", "its") } else { ("processes", "their") };
+                let wait = wait_in(&call);
+                format!(
+                    "{culprits} {has} {process} outside the world: {its} earlier one has ended, or records nothing; {wait}"
+                )
+            }
             Kind::NoMessage => self.message(finding, &culprits),
             Kind::AllFailed => format!("{call} has failed on {culprits}, and no rank is missing"),
             Kind::Slow => {
                 let all = if ranks.len() == self.groups[*group].members.len() { "all of " } else { "" };
                 let since = self.since(finding);
-                format!(
-                    "{all}{culprits} {has} been in {call}{since}, and no rank is missing: the call moves data, or the network is stuck"
-                )
+                let why = match other {
+                    Some(Operation::Custom) => ": nobody knows for which ranks it waits",
+                    _ => ", and no rank is missing: the call moves data, or the network is stuck",
+                };
+                format!("{all}{culprits} {has} been in {call}{since}{why}")
             }
             Kind::Elsewhere => self.elsewhere(finding, &culprits, &call),
         };
@@ -270,9 +287,28 @@ impl Verdict<'_> {
         format!("{title}: {}, and {last}{since}", clauses.join(", "))
     }
 
+    /// The operation in which the first wait of a finding waits, where this is a message or an
+    /// operation of the program's own. `None` where the wait is in a collective call.
+    fn other_of(&self, finding: &Finding) -> Option<Operation> {
+        let operation = self.waits[*finding.waits.first()?].call.call.operation;
+        (!operation.is_compared()).then_some(operation)
+    }
+
+    /// The operation of the message in which the first wait of a finding waits. `None` where the
+    /// wait is in another call.
+    fn message_of(&self, finding: &Finding) -> Option<Operation> {
+        self.other_of(finding).filter(|operation| operation.is_message())
+    }
+
+    fn queued_message(&self, finding: &Finding, culprits: &str, has: &str) -> String {
+        let half = if self.message_of(finding) == Some(Operation::Send) { Operation::Recv } else { Operation::Send };
+        let (waiters, call) = (self.waiters(finding), self.call_of(finding.waits[0]));
+        let wait = format!("{waiters} {} in {call}{}", self.have_waited(finding), self.since(finding));
+        format!("{culprits} {has} put the {} into a group of calls and {has} not ended the group; {wait}", half.name())
+    }
+
     fn message(&self, finding: &Finding, culprits: &str) -> String {
-        let wait = &self.waits[finding.waits[0]];
-        let does = match (wait.call.call.operation, finding.ranks.len()) {
+        let does = match (self.waits[finding.waits[0]].call.call.operation, finding.ranks.len()) {
             (Operation::Send, 1) => "does not receive",
             (Operation::Send, _) => "do not receive",
             (_, 1) => "does not send",

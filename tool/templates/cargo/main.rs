@@ -1,5 +1,5 @@
-//! Trains a linear model on a mesh (replicate=2, shard=4). Each rank keeps a part of the weights and
-//! has samples of its own.
+//! Trains a linear model on a mesh (replicate=2, shard=4). Each rank keeps a part of the weights
+//! and has samples of its own.
 
 use std::error::Error;
 use std::sync::Arc;

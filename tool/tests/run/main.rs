@@ -1,6 +1,8 @@
 //! `devicemesh run`, with the real binary and shell programs.
 
 mod command_lines;
+#[path = "../../../tests/ports/mod.rs"]
+mod ports;
 mod stops;
 
 use std::fs::Permissions;
@@ -13,7 +15,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use devicemesh::error::Status;
+use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::rendezvous::{JoinOptions, World};
+use devicemesh::wait::Wait;
+use ports::free_port;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -52,6 +57,24 @@ fn folder(name: &str) -> PathBuf {
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     folder
+}
+
+/// A node that is killed between its arrival and its entry in the store.
+#[test]
+fn a_node_that_has_gone_without_a_name_ends_the_meeting() {
+    let port = free_port();
+    let endpoint = format!("127.0.0.1:{port}");
+    let options = ["--nnodes", "2", "--rdzv-endpoint", &endpoint, "--rdzv-timeout", "30", "-n", "1", "--", "/bin/true"];
+    let child = tool(&options).spawn().unwrap();
+    let wait = Wait::after(Duration::from_secs(20));
+    let store = TcpStore::connect("127.0.0.1", port, &wait).unwrap();
+    store.get("devicemesh/run/node/1", &wait).unwrap();
+    assert_eq!(store.add("devicemesh/run/nodes", 1, &wait).unwrap(), 2);
+    assert!(store.leave_last_word("devicemesh/run/gone", b"2", &wait).unwrap());
+    drop(store);
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("the node that arrived as number 2 has gone"), "{said}");
 }
 
 /// Waits until the process is gone (reaped by whoever has it).
@@ -100,6 +123,21 @@ fn ranks_have_torchruns_environment() {
 }
 
 #[test]
+fn a_job_in_a_rank_of_another_one_has_none_of_its_variables() {
+    let said = |of_rank: &[(&str, &str)]| {
+        let script = "echo ${DM_JOIN-unset} ${DM_STORE_RELAY-unset} ${DM_STORE-unset} $DM_MESH_SIZE";
+        let mut tool = tool(&["-n", "1", "--", "/bin/sh", "-c", script]);
+        tool.env("DM_JOIN", "running").env("DM_STORE_RELAY", "outer").envs(of_rank.iter().copied());
+        let output = tool.output().unwrap();
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    let of_rank = [("RANK", "1"), ("TORCHELASTIC_RUN_ID", "outer"), ("DM_MESH_SIZE", "7"), ("DM_STORE", "127.0.0.1:1")];
+    assert_eq!(said(&of_rank), "unset unset unset 1\n");
+    // The user may have set this for the job.
+    assert_eq!(said(&[]), "running unset unset 1\n");
+}
+
+#[test]
 fn the_first_failure_is_named_and_its_code_passed_on() {
     let output = run(&["--failure-grace", "0.1"], "3", "if [ $RANK = 1 ]; then exit 41; fi; exec sleep 1000");
     assert_eq!(output.status.code(), Some(41));
@@ -116,6 +154,23 @@ fn a_rank_that_a_signal_killed_is_named_with_the_signal() {
     let output = run(&["--failure-grace", "0.1"], "2", "if [ $RANK = 0 ]; then kill -9 $$; fi; exec sleep 1000");
     assert_eq!(output.status.code(), Some(137));
     assert!(text(&output.stderr).contains("was killed by signal 9 (SIGKILL)"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn processes_that_a_rank_leaves_behind_are_reaped_while_it_runs() {
+    // Each inner shell ends at once, so its child becomes a child of the tool.
+    let script = "for i in 1 2 3 4 5; do sh -c 'sleep 0.05 & echo $!'; done; exec sleep 1000";
+    let mut child = tool(&["-n", "1", "--", "/bin/sh", "-c", script]).spawn().unwrap();
+    let left = lines(&mut child, 5);
+    let until = Instant::now() + Duration::from_secs(20);
+    let is_there = |pid: &String| Path::new(&format!("/proc/{pid}")).exists();
+    while left.iter().any(is_there) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let zombies: Vec<&String> = left.iter().filter(|pid| is_there(pid)).collect();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    child.wait().unwrap();
+    assert!(zombies.is_empty(), "{zombies:?}");
 }
 
 #[test]
@@ -327,8 +382,8 @@ fn a_reader_that_has_stopped_keeps_no_deadline_and_no_signal() {
             while !is_over() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            // The ranks have ended, and a second signal ends the wait for the reader. A signal within
-            // half a second of the first one does not count.
+            // The ranks have ended, and a second signal ends the wait for the reader. A signal
+            // within half a second of the first one does not count.
             std::thread::sleep(Duration::from_millis(600));
             kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
             143

@@ -11,8 +11,8 @@ fn stop(tool: &Child) {
     }
 }
 
-/// Checks that the stopped tool starts no rank within `pause`. Then continues the tool, which starts
-/// a rank that prints "again" and succeeds.
+/// Checks that the stopped tool starts no rank within `pause`. Then continues the tool, which
+/// starts a rank that prints "again" and succeeds.
 fn starts_when_it_continues(mut tool: Child, pause: Duration) {
     let out = tool.stdout.take().unwrap();
     let pause = Timespec::try_from(pause).unwrap();

@@ -162,6 +162,34 @@ fn a_host_is_read_from_its_files() {
     assert_eq!(topology.gpus, [Some(1), None, None]);
 }
 
+/// A host with room for more CPUs: a task in the root cpuset may use CPUs that are not there.
+#[test]
+fn cpus_that_are_offline_are_no_cores() {
+    let host = Recorded::new(
+        "offline",
+        &[
+            ("proc/self/status", "Cpus_allowed_list:\t0-127\nMems_allowed_list:\t0-1"),
+            ("sys/devices/system/cpu/online", "0-2,4"),
+            ("sys/devices/system/cpu/cpu3/online", "0"),
+            ("sys/devices/system/node/has_cpu", "0-1"),
+            ("sys/devices/system/node/has_memory", "0-1"),
+            ("sys/devices/system/node/node0/cpulist", "0-1"),
+            ("sys/devices/system/node/node1/cpulist", "2,4"),
+        ],
+    );
+    for cpu in [0, 1, 2, 4] {
+        let file = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        host.write(&file, &cpu.to_string());
+    }
+    let topology = host.read();
+    assert_eq!(shares(&topology, Bind::Core, 4), ["0 @0", "1 @0", "2 @1", "4 @1"]);
+    assert_eq!(usual(&topology, 2).0, Bind::Numa);
+    // LXCFS shows a list that begins with 0, whatever CPUs the container may use.
+    host.write("proc/self/status", "Cpus_allowed_list:\t2,4");
+    host.write("sys/devices/system/cpu/online", "0-1");
+    assert_eq!(shares(&host.read(), Bind::Core, 2), ["2 @-", "4 @-"]);
+}
+
 #[test]
 fn a_host_without_sys_has_one_node_and_a_core_for_each_cpu() {
     let host = Recorded::new("bare", &[("proc/self/status", "Cpus_allowed_list:\t4-5")]);

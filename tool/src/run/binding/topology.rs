@@ -28,14 +28,22 @@ pub struct Core {
 impl Topology {
     /// Reads what this process may use. `root` is "/", or the folder of a recorded host in a test.
     /// The kernel's list of allowed CPUs already respects cpusets of cgroups and the binding that
-    /// srun, mpirun or taskset gave this process. `None` where /proc does not have that list.
+    /// srun, mpirun or taskset gave this process. It may also have CPUs that are offline, on which
+    /// no process can run. `None` where /proc does not have that list.
     pub fn read(root: &Path) -> Option<Topology> {
         let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
         let allowed = |name: &str| {
             let list = status.lines().find_map(|line| line.strip_prefix(name))?;
             NumberSet::parse(list)
         };
-        let cpus = allowed("Cpus_allowed_list:")?;
+        let folder = root.join("sys/devices/system/cpu");
+        let topology = |cpu: u32| folder.join(format!("cpu{cpu}/topology"));
+        let online = std::fs::read_to_string(folder.join("online")).ok().and_then(|text| NumberSet::parse(&text));
+        // A container may have a list of its own there (LXCFS), with numbers that are not the
+        // kernel's. A CPU that is offline has no topology either.
+        let is_offline =
+            |cpu: u32| online.as_ref().is_some_and(|online| !online.contains(cpu)) && !topology(cpu).exists();
+        let cpus: NumberSet = allowed("Cpus_allowed_list:")?.iter().filter(|cpu| !is_offline(*cpu)).collect();
         let nodes = root.join("sys/devices/system/node");
         let mut node_of = BTreeMap::new();
         for node in list(&nodes.join("has_cpu")).iter() {
@@ -43,9 +51,9 @@ impl Topology {
         }
         let mut cores: BTreeMap<(Option<u32>, u32), Vec<u32>> = BTreeMap::new();
         for cpu in cpus.iter() {
-            let topology = root.join(format!("sys/devices/system/cpu/cpu{cpu}/topology"));
             // Without this file each CPU is a core of its own.
-            let first = list(&topology.join("thread_siblings_list")).iter().find(|sibling| cpus.contains(*sibling));
+            let first =
+                list(&topology(cpu).join("thread_siblings_list")).iter().find(|sibling| cpus.contains(*sibling));
             let first = first.unwrap_or(cpu);
             cores.entry((node_of.get(&first).copied(), first)).or_default().push(cpu);
         }

@@ -68,8 +68,8 @@ pub struct Starter<'a> {
     /// The first node that has said why the job ends, which is then the reason. The loss of a host
     /// after that is not the reason.
     pub teller: Option<usize>,
-    /// The messages of nodes that were passed on, each with the first node that has sent it, because
-    /// several nodes may send one message.
+    /// The messages of nodes that were passed on, each with the first node that has sent it,
+    /// because several nodes may send one message.
     pub passed_on: HashMap<String, usize>,
 }
 

@@ -70,8 +70,8 @@ fn meeting_host(hosts: &[Planned]) -> String {
     if is_loopback(name) && !hosts.iter().all(|planned| planned.is_local) { host_name() } else { name.to_owned() }
 }
 
-/// Whether a name may be that of a host which calls itself `own`: both have the same first part, and
-/// they do not have two domains.
+/// Whether a name may be that of a host which calls itself `own`: both have the same first part,
+/// and they do not have two domains.
 fn may_be(name: &str, own: &str) -> bool {
     let has_domain = |name: &str| name.contains('.');
     let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
@@ -94,7 +94,8 @@ fn local(hosts: &[Host]) -> Vec<bool> {
             found[index] = is_plain;
             continue;
         }
-        // The resolver decides. Where it has no answer, a name that may be this host's is this host.
+        // The resolver decides. Where it has no answer, a name that may be this host's is this
+        // host.
         found[index] = name.parse::<IpAddr>().is_err() && may_be(&name, &own);
         // The resolver knows no deadline.
         let work = move || {

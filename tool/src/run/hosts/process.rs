@@ -19,6 +19,11 @@ use crate::run::output::{LastWords, TAIL};
 pub const MESSAGE: &[u8] = b"devicemesh run: ";
 /// The longest line that is passed on whole.
 const MAX_LINE: usize = 64 << 10;
+/// The most bytes that are read from one host before the other hosts get their turn.
+const MOST_AT_ONCE: usize = 64 << 10;
+/// The longest line that is passed on whole where the nodes write whole lines (`--prefix`,
+/// `--timestamps`). It is more than a node writes as one line.
+const MAX_WHOLE_LINE: usize = 2 << 20;
 
 /// A piece of what a host has sent.
 pub enum Got {
@@ -51,11 +56,14 @@ struct Stream {
     pipe: File,
     /// The line that has not ended.
     line: Vec<u8>,
+    /// The longest line that is passed on whole.
+    max_line: usize,
 }
 
 impl Process {
     /// Starts the command in a process group of its own, so that Ctrl-C reaches the starter alone.
-    pub fn start(command: &[OsString]) -> io::Result<Process> {
+    /// `has_whole_lines` says whether the node there writes whole lines.
+    pub fn start(command: &[OsString], has_whole_lines: bool) -> io::Result<Process> {
         let starting = guard::starting();
         let mut child = Command::new(&command[0])
             .args(&command[1..])
@@ -71,7 +79,8 @@ impl Process {
         for descriptor in input.iter().map(AsFd::as_fd).chain(out.iter().chain(&err).map(AsFd::as_fd)) {
             rustix::io::ioctl_fionbio(descriptor, true)?;
         }
-        let stream = |pipe: OwnedFd| Stream { pipe: pipe.into(), line: Vec::new() };
+        let max_line = if has_whole_lines { MAX_WHOLE_LINE } else { MAX_LINE };
+        let stream = |pipe: OwnedFd| Stream { pipe: pipe.into(), line: Vec::new(), max_line };
         let streams = [out.map(stream), err.map(stream)];
         let (is_greeted, has_text) = (false, false);
         Ok(Process { child, input, pending: Vec::new(), streams, is_greeted, has_text, words: Vec::new() })
@@ -136,8 +145,8 @@ impl Process {
         got
     }
 
-    /// Reads what is left in the pipes. The process has ended. A process that it has left behind may
-    /// write on and on, so this reads no more than the pipes hold.
+    /// Reads what is left in the pipes. The process has ended. A process that it has left behind
+    /// may write on and on, so this reads no more than the pipes hold.
     pub fn take_rest(&mut self, reads: [bool; 2]) -> Vec<Got> {
         let pipes = self.streams.iter().flatten().map(|stream| fcntl_getpipe_size(&stream.pipe).unwrap_or(0));
         let rounds = pipes.max().unwrap_or(0) / MAX_LINE + 2;
@@ -211,18 +220,16 @@ impl Stream {
     /// Reads the bytes that have come. Returns false at the end of the input.
     fn read(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
-        loop {
+        let most = self.line.len() + MOST_AT_ONCE;
+        while self.line.len() < most {
             match self.pipe.read(&mut buffer) {
                 Ok(0) => return false,
                 Ok(count) => self.line.extend_from_slice(&buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return error.kind() == ErrorKind::WouldBlock,
             }
-            // The other hosts get their turn now.
-            if self.line.len() > MAX_LINE {
-                return true;
-            }
         }
+        true
     }
 
     /// Returns the lines that have ended. With `whole` it also returns the bytes after them, unless
@@ -233,8 +240,8 @@ impl Stream {
         let rest = self.line.split_off(ended);
         let lines = std::mem::replace(&mut self.line, rest);
         let mut parts: Vec<Vec<u8>> = lines.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
-        let mark = beginning_of_mark(&self.line).filter(|_| has_marks && !is_end);
-        if !self.line.is_empty() && (is_end || (whole && mark.is_none()) || self.line.len() > MAX_LINE) {
+        let mark = if has_marks && !is_end { beginning_of_mark(&self.line) } else { None };
+        if !self.line.is_empty() && (is_end || (whole && mark.is_none()) || self.line.len() > self.max_line) {
             // A mark may go on in what comes next.
             let rest = self.line.split_off(mark.filter(|at| *at > 0).unwrap_or(self.line.len()));
             parts.push(std::mem::replace(&mut self.line, rest));
@@ -282,7 +289,7 @@ mod tests {
     /// Runs a script to its end, and returns what it has printed.
     fn printed(script: &str) -> [Vec<u8>; 2] {
         let command = ["/bin/sh", "-c", &format!("printf '{BEGINS}'; {script}").replace('\x1f', "\\037")];
-        let mut process = Process::start(&command.map(OsString::from)).unwrap();
+        let mut process = Process::start(&command.map(OsString::from), false).unwrap();
         process.is_greeted = true;
         while process.ended().is_none() {
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -308,7 +315,7 @@ mod tests {
     fn all_that_a_large_pipe_holds_is_read_after_the_end() {
         // The pipe has the size that it has by default where pages have 64 KiB.
         let script = "exec 3>&1; printf go >&3; read go; seq 100000 150000";
-        let mut process = Process::start(&["/bin/sh", "-c", script].map(OsString::from)).unwrap();
+        let mut process = Process::start(&["/bin/sh", "-c", script].map(OsString::from), false).unwrap();
         process.has_text = true;
         rustix::pipe::fcntl_setpipe_size(&process.streams[0].as_ref().unwrap().pipe, 1 << 20).unwrap();
         process.send(b"go\n");
@@ -321,13 +328,41 @@ mod tests {
         assert!(printed.ends_with(b"\n150000\n"));
     }
 
+    /// With `--prefix` a node writes lines of up to 1 MiB whole. A part of such a line must not be
+    /// passed on alone, because the text of another host may come behind it.
+    #[test]
+    fn a_long_line_with_a_prefix_is_passed_on_whole() {
+        let long = (1 << 20) + 100;
+        let script = format!("printf '{BEGINS}'; head -c {long} /dev/zero | tr '\\0' x; read go; echo; read go");
+        let command = ["/bin/sh", "-c", &script.replace('\x1f', "\\037")].map(OsString::from);
+        for has_whole_lines in [true, false] {
+            let mut process = Process::start(&command, has_whole_lines).unwrap();
+            let mut texts = Vec::new();
+            let mut has_all = false;
+            while !has_all || !texts.last().is_some_and(|text: &Vec<u8>| text.ends_with(b"\n")) {
+                poll(&mut process.entries([true; 2]), None).unwrap();
+                let text = |got| if let Got::Text { bytes, .. } = got { Some(bytes) } else { None };
+                texts.extend(process.take([true; 2], false).into_iter().filter_map(text));
+                let waiting = process.streams[0].as_ref().map_or(0, |stream| stream.line.len());
+                let passed: usize = texts.iter().map(Vec::len).sum();
+                if !has_all && passed + waiting == long {
+                    has_all = true;
+                    assert_eq!(passed == 0, has_whole_lines, "{passed}");
+                    process.send(b"go\n");
+                }
+            }
+            assert_eq!(texts.iter().map(Vec::len).sum::<usize>(), long + 1);
+            assert_eq!(texts.len() == 1, has_whole_lines);
+        }
+    }
+
     #[test]
     fn the_last_words_of_ranks_come_before_the_message_of_their_node() {
         let script = format!(
             "printf '{BEGINS}half'; echo '{MARK}{{\"met\":{{}}}}' >&2; echo 'devicemesh run: it failed' >&2; read line"
         );
         let command = ["/bin/sh", "-c", &script.replace('\x1f', "\\037")].map(OsString::from);
-        let mut process = Process::start(&command).unwrap();
+        let mut process = Process::start(&command, false).unwrap();
         let mut texts = Vec::new();
         while !texts.iter().any(|text: &Vec<u8>| text.starts_with(MESSAGE)) {
             poll(&mut process.entries([true; 2]), None).unwrap();

@@ -224,13 +224,14 @@ impl Starter<'_> {
 
     fn start_agents(&mut self) {
         let mut starting = self.nodes.iter().filter(|node| node.state == State::Starting).count();
+        let has_whole_lines = self.options.output.prefix || self.options.output.timestamps;
         for index in 0..self.nodes.len() {
             let node = &mut self.nodes[index];
             if node.state != State::Planned || starting >= AT_ONCE {
                 continue;
             }
             node.began = Instant::now();
-            match Process::start(&node.planned.command) {
+            match Process::start(&node.planned.command, has_whole_lines) {
                 Ok(process) => {
                     (node.process, node.state) = (Some(process), State::Starting);
                     starting += 1;

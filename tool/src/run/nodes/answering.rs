@@ -17,6 +17,7 @@ use super::board::Board;
 use super::keys;
 use super::questions::Question;
 use super::shared::{Shared, TELL};
+use crate::run::orphans;
 
 /// The most bytes of an answer. A value of the store has 8 MiB at most.
 const MOST_BYTES: u64 = 4 << 20;
@@ -118,9 +119,9 @@ fn made(request: &str, address: &str) -> std::io::Result<Vec<u8>> {
 /// later and could not, an answer would be lost and the process would stay as a zombie.
 fn said(command: &mut Command, text: &str, longest: Duration) -> std::io::Result<Vec<u8>> {
     let (ended, to_reap) = mpsc::channel::<Child>();
-    let reap = move || to_reap.recv().map(|mut child| child.wait());
+    let reap = move || to_reap.recv().map(orphans::wait_for);
     std::thread::Builder::new().name("dm-reaper".to_owned()).spawn(reap)?;
-    let mut child = command.spawn()?;
+    let mut child = orphans::spawn_awaited(command)?;
     let (input, output) = (child.stdin.take(), child.stdout.take());
     let text = text.to_owned();
     let (sender, receiver) = mpsc::channel();

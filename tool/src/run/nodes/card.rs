@@ -1,5 +1,5 @@
-//! The card by which a node's tool tells other processes of its user on this host where the job's
-//! store is.
+//! The card by which a node's tool tells other processes of its user, and of root, on this host
+//! where the job's store is.
 //! This text, the card, is in anonymous memory that has a name in /proc/PID/fd, as the ranks'
 //! recordings are.
 
@@ -53,10 +53,11 @@ impl Card {
     }
 }
 
-/// The cards of this user's tools on this host, each with the number of its process.
+/// The cards of the tools on this host, this user's or for root those of all users. Each one comes
+/// with the number of its process.
 pub fn cards() -> Vec<(u32, Card)> {
     let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let tools = proc::own_pids().filter(|pid| TOOLS.contains(&name(pid).trim()));
+    let tools = proc::readable_pids().filter(|pid| TOOLS.contains(&name(pid).trim()));
     tools.filter_map(|pid| Some((pid, card_of(pid)?))).collect()
 }
 

@@ -22,7 +22,7 @@ use crate::words::listed;
 const LISTED: usize = 8;
 
 /// A node as it describes itself.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Entry {
     /// The name of its host.
     pub host: String,

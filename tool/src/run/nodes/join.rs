@@ -143,29 +143,29 @@ impl Arriving<'_> {
         while self.entries.len() < self.rendezvous.nodes as usize {
             let (next, lost) = (keys::node(self.entries.len() + 1), keys::gone(gone + 1));
             let stranger = keys::stranger(strangers + 1);
-            let wanted = [OVER, &next, &lost, &stranger, LOCKED_OUT];
+            // The store answers with the first key of this list that is there. Nothing is read
+            // after the last entry, so the key of a stranger stands before the key of an entry.
+            let wanted = [OVER, &stranger, &next, &lost, LOCKED_OUT];
             // The last of these keys stays in the store once it is there.
             let wanted = &wanted[..wanted.len() - usize::from(!self.locked_out.is_empty())];
             match self.store.get_any(wanted, &progress.pause(self.rendezvous.timeout)) {
                 Ok((0, text)) => return Err(read_cause(&text)),
-                Ok((1, text)) => self.add(Entry::read(&text)?)?,
-                Ok((2, word)) => {
+                Ok((1, text)) => {
+                    strangers += 1;
+                    self.tell_of_stranger(&from_a_peer::<String>(&text).unwrap_or_default());
+                }
+                Ok((2, text)) => self.add(Entry::read(&text)?)?,
+                Ok((3, word)) => {
                     gone += 1;
-                    let who = |word: LastWord| Some((self.entries.get(word.arrival as usize - 1)?, word.is_killed));
-                    if let Some((entry, is_killed)) = LastWord::read(&word).and_then(who) {
-                        let node = format!("the node on {entry}");
-                        return Err(Cause::Gone { node, number: entry.node, is_killed: Some(is_killed) });
+                    if let Some(cause) = LastWord::read(&word).and_then(|word| self.gone(&word)) {
+                        return Err(cause);
                     }
                 }
-                Ok((4, text)) => {
+                Ok((_, text)) => {
                     self.note_locked_out(&text, progress);
                     if !self.is_silent {
                         self.shared.tell(News::Note(self.locked_out.clone()));
                     }
-                }
-                Ok((_, text)) => {
-                    strangers += 1;
-                    self.tell_of_stranger(&from_a_peer::<String>(&text).unwrap_or_default());
                 }
                 Err(error) if error.status() == Status::Timeout => {
                     // More connections may have been refused than the store has told so far.
@@ -180,10 +180,44 @@ impl Arriving<'_> {
                     return Err(self.shared.store_lost(&error));
                 }
             }
-            let whom = || format!("{}; {}", absent(self.rendezvous, &self.entries), present(&self.entries));
-            progress.tell_unless(self.is_silent, whom);
+            let whom = || {
+                let arrived = self.arrived();
+                format!("{}; {}", absent(self.rendezvous, &arrived), present(&arrived))
+            };
+            progress.tell_unless(self.is_silent || self.is_complete(), whom);
         }
         Ok(())
+    }
+
+    /// The nodes that are known to have arrived. This node is one of them before it has read its
+    /// own entry, unless it is one too many.
+    fn arrived(&self) -> Vec<Entry> {
+        let me = self.counts_itself().then(|| self.me.clone());
+        self.entries.iter().cloned().chain(me).collect()
+    }
+
+    /// Whether this node is one of the job's nodes and has not read its own entry yet.
+    fn counts_itself(&self) -> bool {
+        (self.entries.len() + 1..=self.rendezvous.nodes as usize).contains(&(self.arrival as usize))
+    }
+
+    /// Whether all nodes have arrived, so that at most this node's own entry is still to be read.
+    fn is_complete(&self) -> bool {
+        self.entries.len() + usize::from(self.counts_itself()) >= self.rendezvous.nodes as usize
+    }
+
+    /// The cause that says that a node has gone. It may have gone before it left its entry, which
+    /// then never comes. `None` for a node that came too late, and for one whose entry is still to
+    /// be read.
+    fn gone(&self, LastWord { arrival, is_killed }: &LastWord) -> Option<Cause> {
+        let is_killed = Some(*is_killed);
+        if let Some(entry) = self.entries.get(*arrival as usize - 1) {
+            return Some(Cause::Gone { node: format!("the node on {entry}"), number: entry.node, is_killed });
+        }
+        let left = || self.store.try_get(&keys::node(arrival), &Wait::after(TELL));
+        let is_missing = *arrival <= self.rendezvous.nodes && matches!(left(), Ok(None));
+        let node = format!("the node that arrived as number {arrival}");
+        is_missing.then_some(Cause::Gone { node, number: None, is_killed })
     }
 
     fn add(&mut self, their: Entry) -> Result<(), Cause> {
@@ -209,12 +243,15 @@ impl Arriving<'_> {
 
     /// Says which nodes have not arrived.
     fn missing(&self) -> String {
+        let (at, seconds) = (&self.place.at, self.rendezvous.timeout.as_secs_f64());
+        if self.is_complete() {
+            return format!("all nodes came to {at}, which gave no answer within {seconds} s (--rdzv-timeout)");
+        }
+        let arrived = self.arrived();
         format!(
-            "{} did not come to {} within {} s (--rdzv-timeout); {}: start the same devicemesh run on every node{}{}",
-            absent(self.rendezvous, &self.entries),
-            self.place.at,
-            self.rendezvous.timeout.as_secs_f64(),
-            present(&self.entries),
+            "{} did not come to {at} within {seconds} s (--rdzv-timeout); {}: start the same devicemesh run on every node{}{}",
+            absent(self.rendezvous, &arrived),
+            present(&arrived),
             self.place.remark,
             [&self.refused, &self.locked_out]
                 .map(|said| if said.is_empty() { String::new() } else { format!("; {said}") })

@@ -57,7 +57,6 @@ impl Job<'_> {
         if let Some(mut assignment) = assignment {
             // Ctrl-Z may have come before this node could do anything.
             self.handle_signals();
-            self.restarts.standing.restarts = assignment.restarts;
             self.wait_for_start();
             if self.cause.is_none() {
                 let serves = self.nodes.as_ref().is_some_and(Nodes::serves);
@@ -81,7 +80,7 @@ impl Job<'_> {
     }
 
     /// Whether the job starts again after that cause. All nodes give the same answer.
-    fn starts_again(&self, cause: &Cause) -> bool {
+    pub fn starts_again(&self, cause: &Cause) -> bool {
         let standing = &self.restarts.standing;
         let is_restarted = match cause {
             Cause::Rank { ended, .. } => self.may_start_again(ended),
@@ -95,7 +94,7 @@ impl Job<'_> {
     /// Returns two texts for the message about that cause: one that stands directly behind the
     /// cause, and the end of the message. The end is empty where the job does not start again.
     pub fn told_restart(&self, cause: &Cause) -> (String, String) {
-        if !self.starts_again(cause) {
+        if !self.starts_again(cause) || self.restarts.is_ended() {
             let why_not = self.restarts.why_not.as_ref().filter(|_| matches!(cause, Cause::Rank { .. }));
             return (why_not.map_or(String::new(), |why_not| format!("; {why_not}")), String::new());
         }
@@ -108,15 +107,17 @@ impl Job<'_> {
     /// Prepares the next attempt. Returns whether there is one.
     fn begin_again(&mut self, rendezvous: &mut Rendezvous) -> bool {
         let Some(cause) = self.cause.take_if(|_| true) else { return false };
-        let has_others = self.nodes.is_some() && self.control.is_none() && rendezvous.nodes > 1;
-        // Other nodes meet anew, so this one meets them, too, to tell them why the job ends.
-        let can_tell = has_others && self.restarts.ended_by.is_some();
+        // The other nodes meet anew, so this one meets them, too, to tell them why the job ends.
+        // They know already what the starter tells.
+        let must_tell = self.nodes.is_some()
+            && rendezvous.nodes > 1
+            && self.restarts.ended_by.as_ref().is_some_and(|cause| !self.starter_tells(cause));
         let must_end = self.output.loss().is_some() || self.gives_up;
-        if !self.starts_again(&cause) || (must_end && !can_tell) {
+        if !self.starts_again(&cause) || (must_end && !must_tell) {
             self.cause = Some(cause);
             return false;
         }
-        if self.restarts.ended_by.is_some() && !has_others {
+        if self.restarts.ended_by.is_some() && !must_tell {
             self.cause = self.restarts.ended_by.take();
             return false;
         }
@@ -139,6 +140,9 @@ impl Job<'_> {
         }
         // This ends the thread that waits in the old store, and the server of that store.
         self.nodes = None;
+        self.restarts.has_met = false;
+        // The other nodes may still end their ranks.
+        self.restarts.patience = Some(Instant::now() + self.options.ending.longest() + STAY);
         self.ranks = None;
         (self.phase, self.deadline, self.next_look) = (Phase::Running, None, None);
         self.unended_is_told = false;
@@ -147,35 +151,51 @@ impl Job<'_> {
         true
     }
 
-    /// Whether the job is between two attempts, so that other nodes may not hear of its end now.
-    fn is_between_attempts(&self) -> bool {
-        let is_meeting = self.nodes.as_ref().is_some_and(|nodes| !nodes.is_admitted());
+    /// Whether the starter of the job tells all nodes of this cause.
+    fn starter_tells(&self, cause: &Cause) -> bool {
+        let is_known = matches!(cause, Cause::Signal { .. } | Cause::Ordered | Cause::Gone { .. } | Cause::Lost { .. });
+        is_known && self.control.is_some()
+    }
+
+    /// Whether the job is between two attempts. Then other nodes cannot hear of this cause now: a
+    /// job that has ended when they come looks like an old one to them.
+    fn is_between_attempts(&self, cause: &Cause) -> bool {
         match &self.cause {
-            Some(cause) => self.starts_again(cause),
-            // A starter tells all nodes.
-            None => self.restarts.standing.restarts > 0 && is_meeting && self.control.is_none(),
+            Some(stands) => self.starts_again(stands),
+            None => {
+                let is_meeting = self.nodes.is_some() && !self.restarts.has_met;
+                self.restarts.standing.restarts > 0 && is_meeting && !self.starter_tells(cause)
+            }
         }
     }
 
     /// Notes that the job ends for this cause, if it is about to start again. Returns whether it
     /// is.
     pub fn end_between_attempts(&mut self, cause: &Cause) -> bool {
-        let is_between = self.is_between_attempts();
-        if is_between && self.restarts.ended_by.is_none() {
-            self.restarts.ended_by = Some(cause.clone());
-            self.restarts.patience = Some(Instant::now() + self.options.ending.longest() + STAY);
+        let is_between = self.is_between_attempts(cause);
+        if is_between {
+            self.end_in_next_meeting(cause.clone());
         }
         is_between
     }
 
-    /// Ends the job on all nodes where the user has ended it between two attempts, as soon as the
-    /// others can hear of it, at the latest when `at_once` is set or the patience is over.
+    /// Notes that the job ends for this cause when the nodes have met again. A cause that was noted
+    /// before stays, except where the starter ends the job now without another meeting.
+    pub fn end_in_next_meeting(&mut self, cause: Cause) {
+        let stays = |noted: &Cause| self.starter_tells(noted) || !self.starter_tells(&cause);
+        if !self.restarts.ended_by.as_ref().is_some_and(stays) {
+            self.restarts.ended_by = Some(cause);
+        }
+    }
+
+    /// Ends the job on all nodes for the cause that was noted between two attempts, as soon as the
+    /// nodes have met, at the latest when `at_once` is set or the patience is over.
     pub fn end_if_asked_between_attempts(&mut self, at_once: bool) {
         let is_over = at_once || self.restarts.patience.is_some_and(|moment| Instant::now() >= moment);
-        let can_tell = self.nodes.as_ref().is_none_or(Nodes::is_admitted);
+        let can_tell = self.nodes.is_none() || self.restarts.has_met;
         if self.cause.is_none() && (is_over || can_tell) {
-            if let Some(cause) = self.restarts.ended_by.take() {
-                self.end_everywhere(cause);
+            if let Some(cause) = self.restarts.ended_by.clone() {
+                self.agree_and_end(cause);
             }
         }
     }

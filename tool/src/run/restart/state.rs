@@ -27,9 +27,12 @@ pub struct Restarts {
     pub(super) not_before: Option<Instant>,
     /// Why a rank that has failed is not started again, for the message about it.
     pub(super) why_not: Option<String>,
-    /// Why the user, the starter, `--timeout` or lost output ends a job that is about to be started
-    /// again. The nodes still meet once more, so that the others hear of it.
-    pub(super) ended_by: Option<Cause>,
+    /// Why the job ends, where it would start again otherwise: because of the user, the starter,
+    /// `--timeout`, lost output or a program that cannot be started. The nodes meet once more, so
+    /// that all of them hear of it. Where this node tells the user of such a cause, it has done so.
+    pub ended_by: Option<Cause>,
+    /// Whether the nodes have met for this attempt.
+    pub has_met: bool,
     /// When this node no longer waits to tell the others of `ended_by`.
     pub(super) patience: Option<Instant>,
 }

@@ -14,7 +14,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 impl Job<'_> {
     /// When a rank is to be started again, or when this node looks again whether it can tell the
-    /// others that the user has ended the job.
+    /// others why the job ends.
     pub fn restart_moment(&self) -> Option<Instant> {
         if self.restarts.ended_by.is_some() && self.cause.is_none() {
             return Some(Instant::now() + LOOK);
