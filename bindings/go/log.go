@@ -15,7 +15,10 @@ import (
 
 // The logger of SetLogger.
 var (
-	settingLogger sync.Mutex // SetLogger holds it for the whole call.
+	settingLogger sync.Mutex // Held while SetLogger changes the values below.
+	loggerCalls   uint64     // How many calls of SetLogger have begun.
+	newestMost    int        // The level that the newest of these calls gives the library.
+	newestIsSet   bool       // Whether the newest of these calls has a logger.
 	chosenLogger  atomic.Pointer[slog.Logger]
 )
 
@@ -33,8 +36,6 @@ var levels = [...]slog.Level{slog.LevelError, slog.LevelWarn, slog.LevelInfo, sl
 // not end its goroutine. What such calls log is dropped. A panic of the handler is reported on
 // stderr.
 func SetLogger(logger *slog.Logger) error {
-	settingLogger.Lock()
-	defer settingLogger.Unlock()
 	most := C.DM_LOG_OFF
 	if logger != nil {
 		for at, level := range levels {
@@ -43,12 +44,30 @@ func SetLogger(logger *slog.Logger) error {
 			}
 		}
 	}
-	before := chosenLogger.Load()
+	settingLogger.Lock()
+	loggerCalls++
+	mine, before := loggerCalls, chosenLogger.Load()
+	newestMost, newestIsSet = most, logger != nil
 	if logger != nil {
 		// The first record may come before dm_set_log returns.
 		chosenLogger.Store(logger)
 	}
+	settingLogger.Unlock()
+	// dm_set_log waits for running handlers, and a handler may call SetLogger. So the lock is free.
 	err := failure(C.go_set_log(C.int32_t(most), C.bool(logger != nil)))
+	settingLogger.Lock()
+	defer settingLogger.Unlock()
+	if mine != loggerCalls {
+		// A call that began later chooses the logger, and may have reached the library first.
+		for again := uint64(0); again != loggerCalls; {
+			again = loggerCalls
+			most, isSet := newestMost, newestIsSet
+			settingLogger.Unlock()
+			C.go_set_log(C.int32_t(most), C.bool(isSet))
+			settingLogger.Lock()
+		}
+		return err
+	}
 	if failed, ok := err.(*Error); ok && failed.Status != ErrTimeout {
 		chosenLogger.Store(before)
 	} else {

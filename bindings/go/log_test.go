@@ -95,3 +95,32 @@ func TestLogger(t *testing.T) {
 		t.Error("something was logged without a logger")
 	}
 }
+
+// A handler that calls SetLogger while another goroutine's SetLogger waits for that handler.
+func TestLoggerIsSetInsideHandler(t *testing.T) {
+	defer func() { must(t, SetLogger(nil)) }()
+	var quiet, last pages
+	second := slog.New(slog.NewTextHandler(&quiet, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	// The level differs, so it is also seen which call chooses the level.
+	third := slog.New(slog.NewTextHandler(&last, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	outer, inner := make(chan error, 1), make(chan error, 1)
+	var once sync.Once
+	base := slog.NewTextHandler(&pages{}, &slog.HandlerOptions{Level: slog.LevelDebug})
+	must(t, SetLogger(slog.New(calling{base, func(slog.Record) {
+		once.Do(func() {
+			go func() { outer <- SetLogger(second) }()
+			// The call sets the logger, and then waits for this handler.
+			for chosenLogger.Load() != second {
+				runtime.Gosched()
+			}
+			inner <- SetLogger(third)
+		})
+	}})))
+	joinAlone(t).Close()
+	must(t, <-inner)
+	must(t, <-outer)
+	joinAlone(t).Close()
+	if chosenLogger.Load() != third || last.String() == "" {
+		t.Error("the logger that was set last gets no records")
+	}
+}

@@ -45,7 +45,7 @@ def metadata(third_party: Path = python_wheel.THIRD_PARTY) -> dict[str, str]:
         "Metadata-Version: 2.2", f"Name: {values['name']}", f"Version: {python_wheel.version()}", f"Summary: {values['description']}",
         "License: Apache-2.0 OR MIT", f"Requires-Python: {values['requires-python']}",
         *(f"Requires-Dist: {name}" for name in values["dependencies"]), "Description-Content-Type: text/markdown"])
-    return {"METADATA": f"{head}\n{(HERE / 'README.md').read_text()}", **python_wheel.licences(third_party)}
+    return {"METADATA": f"{head}\n{python_wheel.description(HERE / 'README.md')}", **python_wheel.licences(third_party)}
 
 
 def headers() -> Path:

@@ -102,6 +102,11 @@ def licences(third_party: Path) -> dict[str, str]:
     return {f"licenses/{path.name}": path.read_text(encoding="utf-8") for path in licence_files(third_party)}
 
 
+def description(readme: Path) -> str:
+    """The text of a README for a package index, where links to other files of this repository lead nowhere."""
+    return re.sub(r"\[([^\]\n]+)\]\((?!https?:|#)[^)\s]+\)", r"\1", readme.read_text(encoding="utf-8"))
+
+
 def metadata(third_party: Path = THIRD_PARTY) -> dict[str, str]:
     """The files of the .dist-info folder, except RECORD and WHEEL."""
     project = (HERE / "pyproject.toml").read_text()
@@ -112,7 +117,7 @@ def metadata(third_party: Path = THIRD_PARTY) -> dict[str, str]:
         f"Metadata-Version: 2.2\nName: devicemesh\nVersion: {version()}\nSummary: {summary.group(1)}\nLicense: Apache-2.0 OR MIT\n"
         "Requires-Python: >=3.9\nProvides-Extra: numpy\nRequires-Dist: numpy; extra == 'numpy'\nDescription-Content-Type: text/markdown\n")
     return {
-        "METADATA": head + "\n" + (HERE / "README.md").read_text(),
+        "METADATA": head + "\n" + description(HERE / "README.md"),
         "entry_points.txt": "[console_scripts]\n" + scripts.group(1).replace('"', ""),
         **licences(third_party),
     }

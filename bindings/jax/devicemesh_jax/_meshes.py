@@ -61,7 +61,8 @@ def pass_names_on(made: Optional[DeviceMesh]) -> None:
     """
     if made is not None:
         name = own_name(made)
-        if name in used:
+        # A copy of a mesh that has ended, or one from lookup(), has ended too.
+        if name in used and not is_over(made._handle):
             give_name(name, made)
         return
     for name in list(used):

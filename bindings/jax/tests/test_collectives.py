@@ -1,5 +1,6 @@
 """Every collective against jax.lax: values, and under jit, vmap, jvp and grad, also of each other."""
 
+import copy
 import os
 import unittest
 
@@ -330,6 +331,9 @@ class Values(unittest.TestCase):
         self.assertEqual([float(program(x)) for program in (*programs, lambda x: chosen(x, first))], expected)
         second.finalize()
         self.assertEqual(float(programs[0](x)), expected[0], "the first one lives")
+        ended = copy.copy(second)
+        self.assertEqual(float(programs[0](x)), expected[0], "a copy of the second one has ended, too")
+        ended.close()
         first.finalize()
         # JAX compares meshes by their contents, so this is the function that was traced with the
         # first one.

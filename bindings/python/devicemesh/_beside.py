@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Protocol
 
 __all__ = ["after_outstanding", "after_outstanding_success", "before_call", "follow_groups", "group_changed", "has_ended", "mesh_changes"]
 
@@ -40,10 +40,22 @@ def follow_groups(changed: Callable[[int], Any]) -> None:
         changed(open_groups)
 
 
-def group_changed(change: int) -> None:
-    """Tells that a thread has opened a group (1) or that a group has ended (-1)."""
+class Counted(Protocol):
+    """A group that is counted."""
+
+    # Whether the number of open groups includes this one.
+    is_counted: bool
+
+
+def group_changed(change: int, group: Counted) -> None:
+    """Tells that a thread has opened a group (1) or that a group has ended (-1). It tells each of
+    these once, also where Ctrl-C makes the caller repeat the call."""
     global open_groups
     with lock:
+        if group.is_counted == (change > 0):
+            return
+        # Python runs no handler of a signal between these two lines, because neither calls.
+        group.is_counted = change > 0
         open_groups += change
         for changed in group_changes:
             changed(change)

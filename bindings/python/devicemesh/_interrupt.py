@@ -27,7 +27,7 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, Tuple, TypeVar
 
 from ._beside import after_outstanding, after_outstanding_success, before_call
 
@@ -36,6 +36,11 @@ from ._beside import after_outstanding, after_outstanding_success, before_call
 ENDING = frozenset((int(signal.SIGINT), int(signal.SIGTERM)))
 # A call that ends by itself within this time of the signal leaves the mesh alive.
 GRACE = 0.1
+# The seconds between two attempts to end a call. An abort that comes before a join has begun ends
+# nothing, so the abort is repeated until the call has returned.
+AGAIN = 0.005
+# How many seconds the main thread waits for the end of a join that Ctrl-C has ended.
+ENDING_TIME = 0.5
 # How many seconds one wait for a join lasts. Python handles signals between two of them.
 SLICE = 0.1
 # How many times SIGINT came during calls in which it is only noted. Only the main thread changes
@@ -46,6 +51,10 @@ noted = 0
 breakable_calls = 0
 # Whether the library may call functions of Python on the thread that calls it.
 has_callbacks = False
+# How many times this process has begun a call that may join a default world. `joins_lock` guards
+# the number. A handler of a signal may make such a call, so the lock is reentrant.
+default_joins = 0
+joins_lock = threading.RLock()
 
 Result = TypeVar("Result")
 End = Callable[[], Any]
@@ -62,13 +71,24 @@ class Watch:
         # How to end the call that is blocked now on the main thread. Each call has a new tuple,
         # whose identity tells calls apart.
         self.blocked: Optional[Tuple[End]] = None
+        # The work to do when that call has returned (after_blocked).
+        self.left: List[Callable[[], Any]] = []
         self.previous = -1
         threading.Thread(target=self.read, name="devicemesh Ctrl-C", daemon=True).start()
 
     def read(self) -> None:
         warned: Optional[Tuple[End]] = None
+        # The call that ends, until it has returned.
+        ends: Optional[Tuple[End]] = None
         while True:
-            numbers = self.reader.recv(256)
+            if ends is not None and self.blocked is not ends:
+                ends = None
+            self.reader.settimeout(None if ends is None else AGAIN)
+            try:
+                numbers = self.reader.recv(256)
+            except socket.timeout:
+                self.end(ends)
+                continue
             if not numbers:
                 return
             if self.previous >= 0:
@@ -80,13 +100,21 @@ class Watch:
             raises = signal.SIGINT in asked and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, note)
             if raises or warned is blocked or len(asked) > 1:
                 time.sleep(GRACE)
-                if self.blocked is blocked:
-                    with contextlib.suppress(Exception):  # the call itself says what went wrong
-                        blocked[0]()
+                self.end(blocked)
+                ends = blocked
             warned = blocked
+
+    def end(self, blocked: Optional[Tuple[End]]) -> None:
+        """Ends that call, if it is still blocked."""
+        if blocked is not None and self.blocked is blocked:
+            with contextlib.suppress(Exception):  # the call itself says what went wrong
+                blocked[0]()
 
 
 watch: Optional[Watch] = None
+# Guards `left` of the watch. A handler of a signal may run on a thread that has it, so it is
+# reentrant.
+lock = threading.RLock()
 main_thread = threading.main_thread().ident
 
 
@@ -130,11 +158,12 @@ def forget() -> None:
     """Forgets the watch in a forked child, which has no watching thread, and whose sockets are the
     parent's. If the parent's main thread was in a call, the child also takes back what the call
     has changed: the sockets' numbers will soon be those of other files."""
-    global watch, main_thread
+    global watch, main_thread, lock, joins_lock
+    lock, joins_lock = threading.RLock(), threading.RLock()
     if watch is not None:
         with contextlib.suppress(ValueError):  # a subinterpreter
             if watch.blocked is not None:
-                signal.set_wakeup_fd(watch.previous)
+                signal.set_wakeup_fd(watch.previous, warn_on_full_buffer=False)
             if signal.getsignal(signal.SIGINT) is note:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
         watch.reader.close()
@@ -173,12 +202,44 @@ def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
     # earlier descriptor must still be restored.
     if previous != here.descriptor:
         here.previous = previous
-    here.blocked = (end,)
     try:
+        here.blocked = (end,)
         return local(function, *arguments)
     finally:
+        # Ctrl-C can be raised in any call here, so this line comes first and takes no lock.
         here.blocked = None
-        signal.set_wakeup_fd(here.previous)
+        # Python does not tell whether the owner of the earlier descriptor wants to be warned of a
+        # full buffer. Such a warning is text on stderr, and no signal is lost without it.
+        signal.set_wakeup_fd(here.previous, warn_on_full_buffer=False)
+        # A thread that has the lock may still see the call as blocked, and add its work.
+        with lock:
+            has_left = bool(here.left)
+        if has_left:
+            do_left(here)
+
+
+def do_left(here: Watch) -> None:
+    """Does what was left until the call has returned. Ctrl-C in one work leaves the rest to the
+    next call's end, so no work is taken from the list before it is done."""
+    while here.left:
+        work = here.left[0]
+        work()
+        with contextlib.suppress(ValueError):  # a handler of a signal has made a call, too
+            here.left.remove(work)
+
+
+def after_blocked(end: End, work: Callable[[], Any]) -> None:
+    """Calls work(), which frees the handle that end() ends. If the main thread is blocked in a call
+    of that handle, work() is called when the call has returned, because Ctrl-C could not end the
+    call without the handle. work() may be called twice."""
+    with lock:
+        here = watch
+        blocked = None if here is None else here.blocked
+        if here is not None and blocked is not None and blocked[0] is end:
+            here.left.append(work)
+            return
+    # The lock is not held here, because work() may take long, and may run code of the program.
+    work()
 
 
 def local(function: Callable[..., int], *arguments: Any) -> int:
@@ -209,12 +270,40 @@ def noting(function: Callable[..., int], *arguments: Any) -> int:
             raise KeyboardInterrupt
 
 
-def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -> Result:
+def begin_default_join() -> None:
+    """Says that a call begins that may join a default world. An earlier join that was abandoned is
+    not ended any more from then on, because its end would end this join, too."""
+    global default_joins
+    with joins_lock:
+        default_joins += 1
+
+
+class JoinedAnew(Exception):
+    """A later join of a default world has begun."""
+
+
+def unless_joined_anew(end: End) -> End:
+    """An end() of default worlds that raises JoinedAnew when a later join of them has begun."""
+    before = default_joins
+
+    def end_earlier() -> None:
+        with joins_lock:
+            if default_joins != before:
+                raise JoinedAnew
+            end()
+
+    return end_earlier
+
+
+def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any], *, is_default: bool = False) -> Result:
     """Runs work() on a thread of its own. The main thread waits for it, and Ctrl-C or any handler
-    that raises ends the wait at once.
+    that raises ends the wait. The exception comes when work() has returned, or ENDING_TIME later.
 
     When the wait is ended, end() tells work() to end, and undo() undoes what work() still makes.
-    If work() has not begun by then, it never begins, and end() is not called.
+    If work() has not begun by then, it never begins, and end() is not called. Else end() is called
+    until work() has returned, because it ends nothing before the library has begun the join. Where
+    is_default says that end() ends all default worlds, it is not called any more when a later join
+    of them has begun.
     """
     if threading.get_ident() != main_thread:
         return work()
@@ -231,14 +320,14 @@ def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -
             begun = True
         try:
             result = work()
-        except BaseException as error:
-            failed.append(error)
-        else:
             with lock:
                 if abandoned:
                     undo(result)
                 made.append(result)
-        done.set()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
 
     try:
         threading.Thread(target=run, name="devicemesh join", daemon=True).start()
@@ -246,14 +335,37 @@ def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -
         while not done.wait(SLICE):
             pass
     except BaseException:
+        if is_default:
+            end = unless_joined_anew(end)
         with lock:
             abandoned, has_begun = True, begun
             if made:
                 undo(made[0])
         if has_begun:
-            with contextlib.suppress(Exception):  # the program must get the exception that ended the wait
-                end()
+            try:
+                end_until(done, end, ENDING_TIME)
+            finally:
+                if not done.is_set():
+                    # Without a thread the join goes on until its timeout. The program must get the
+                    # exception that ended the wait.
+                    with contextlib.suppress(RuntimeError):
+                        threading.Thread(target=end_until, args=(done, end), name="devicemesh join's end", daemon=True).start()
         raise
     if failed:
         raise failed[0]
     return made[0]
+
+
+def end_until(done: threading.Event, end: End, seconds: float = threading.TIMEOUT_MAX) -> None:
+    """Calls end() again and again, until `done` is set, the time is over, or end() raises
+    JoinedAnew."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            end()
+        except JoinedAnew:
+            return
+        except Exception:  # the program must get the exception that ended the wait
+            pass
+        if done.wait(AGAIN) or time.monotonic() >= until:
+            return

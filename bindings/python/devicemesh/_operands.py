@@ -60,7 +60,7 @@ class Operands:
         self._name = name
         self._dim = name.encode()
         self._handle = mesh._handle
-        self._end = partial(library.dm_abort, mesh._handle)
+        self._end = mesh._end
         self._device = mesh.device_type
         rank = ctypes.c_int32()
         check(library.dm_get_local_rank(self._handle, self._dim, ctypes.byref(rank)))

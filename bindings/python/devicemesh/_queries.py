@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from ctypes import byref
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, Union
 
 from . import _declarations as declarations
 from ._library import check, flag, int32, integer, library, listed, string
@@ -18,18 +18,33 @@ if TYPE_CHECKING:
     import numpy
     import numpy.typing
 
-__all__ = ["Dim", "MeshQueries"]
+__all__ = ["Dim", "MeshQueries", "Root"]
 
 Dim = Union[None, int, str]
+
+
+class Root:
+    """A root mesh, which all its views name. It outlives the handles."""
+
+    __slots__ = ("is_lazy",)
+
+    def __init__(self, is_lazy: Optional[bool]) -> None:
+        # Whether dimensions get their communicators at their first use. None: nobody knows, because
+        # the mesh came from lookup(), so this object may be one of several for the root mesh.
+        self.is_lazy = is_lazy
 
 
 class MeshQueries:
     """A mesh handle and the questions about it. DeviceMesh adds the methods that make and end
     meshes and that move data."""
 
-    def __init__(self, handle: int, world: MeshWorld) -> None:
+    # Ends each call of this handle.
+    _end: Callable[[], Any]
+
+    def __init__(self, handle: int, world: MeshWorld, of_root: Root) -> None:
         self._handle = handle
         self._world = world
+        self._of_root = of_root
         # The World that `world` has made, where the program named none.
         self._found_world: Optional[World] = None
         self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)

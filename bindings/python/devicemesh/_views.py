@@ -12,7 +12,7 @@ from . import _interrupt as interrupt
 from ._arguments import as_tuple, call_options, one_dim, refused_options, split
 from ._beside import has_ended
 from ._library import Timeout, check, int32, library, listing, optional_text, ranks, telling, texts
-from ._queries import Dim, MeshQueries
+from ._queries import Dim, MeshQueries, Root
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
 from .recovery import Recovery, recover_options, recovery_of, refused_recovery
@@ -27,10 +27,8 @@ class MeshViews(MeshQueries):
     """A mesh from which other views can be made. DeviceMesh adds how meshes begin, end and move
     data."""
 
-    _end: Callable[[], Any]
-
     @staticmethod
-    def _adopted(handle: ctypes.c_void_p, world: MeshWorld) -> Any:
+    def _adopted(handle: ctypes.c_void_p, world: MeshWorld, of_root: Root) -> Any:
         """A mesh that owns a handle. DeviceMesh has this method."""
         raise NotImplementedError
 
@@ -38,14 +36,14 @@ class MeshViews(MeshQueries):
         """The mesh that function(arguments, mesh_out) makes from this one. Collective."""
         with new_handle() as handle:
             check(interrupt.call(self._end, function, *arguments, byref(handle)))
-        return cast(Mesh, self._adopted(handle, self._world))
+        return cast(Mesh, self._adopted(handle, self._world, self._of_root))
 
     def _local_view(self: Mesh, function: Any, *arguments: Any) -> Mesh:
         """Does what _view does, for a function that waits for no other rank. So it need not wait for
         the outstanding work of other packages."""
         with new_handle() as handle:
             check(interrupt.local(function, *arguments, byref(handle)))
-        return cast(Mesh, self._adopted(handle, self._world))
+        return cast(Mesh, self._adopted(handle, self._world, self._of_root))
 
     @contextlib.contextmanager
     def _world_end(self) -> Iterator[interrupt.End]:
@@ -140,7 +138,7 @@ class MeshViews(MeshQueries):
         with self._world_end() as end, new_handle() as handle:
             check(interrupt.call(end, library.dm_shrink, self._handle, dim, lost, len(lost or ()), options, byref(handle)))
         has_ended()
-        return cast(Mesh, self._adopted(handle, self._world))
+        return cast(Mesh, self._adopted(handle, self._world, Root(self._of_root.is_lazy)))
 
     def recover(self: Mesh, mesh_dim: Optional[str] = None, *, timeout: Timeout = None, replace: Timeout = None, silent: Timeout = None,
                 min_size: int = 0, has_state: bool = False, any_state: bool = False, grow: bool = False, max_size: int = 0,
@@ -165,7 +163,7 @@ class MeshViews(MeshQueries):
         with self._world_end() as end, new_handle() as handle:
             check(interrupt.call(end, library.dm_recover, self._handle, byref(options), byref(handle), None))
         has_ended()
-        return cast(Mesh, self._adopted(handle, self._world))
+        return cast(Mesh, self._adopted(handle, self._world, Root(self._of_root.is_lazy)))
 
     @property
     def recovery(self) -> Recovery:
@@ -183,7 +181,7 @@ class MeshViews(MeshQueries):
         handles = (ctypes.c_void_p * len(meshes))(*(mesh._handle for mesh in meshes))
         with new_handle() as handle:
             check(interrupt.local(library.dm_concatenate, handles, len(meshes), byref(handle)))
-        return cast(Mesh, cls._adopted(handle, meshes[0]._world))
+        return cast(Mesh, cls._adopted(handle, meshes[0]._world, meshes[0]._of_root))
 
     def root(self: Mesh) -> Mesh:
         """The mesh of which this is a view."""
@@ -229,5 +227,9 @@ def refused() -> Tuple[Any, Any]:
 
 
 def world_end(world: Optional[World]) -> interrupt.End:
-    """The function that ends a call that makes a mesh in this world. None is the default world."""
-    return library.dm_default_world_abort if world is None else world._end
+    """The function that ends a call that makes a mesh in this world, at the beginning of the call.
+    None is the default world."""
+    if world is not None:
+        return world._end
+    interrupt.begin_default_join()
+    return library.dm_default_world_abort

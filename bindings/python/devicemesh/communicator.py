@@ -15,7 +15,7 @@ from .constants import DType, Op, ReduceOp, reduction
 from .errors import InvalidArgumentError, UnsupportedError
 from .group import operation, taken
 from .objects import ObjectCollectives
-from .work import Work, after_earlier, queues
+from .work import Work, after_earlier_along, queues
 
 __all__ = ["Collectives"]
 
@@ -229,7 +229,7 @@ class Collectives(Operands, ObjectCollectives):
         outside_groups(call)
         deadline = Deadline(timeout)
         if queues:
-            after_earlier(self, deadline, call)
+            after_earlier_along(self, deadline, call)
         return deadline
 
     def _gather(self, data: bytes, deadline: Deadline) -> List[bytes]:

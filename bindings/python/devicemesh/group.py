@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Seque
 
 from . import _interrupt as interrupt
 from ._beside import before_call, group_changed
-from ._library import Deadline, check, flag, library
+from ._library import Deadline, check, exception, flag, library
 from ._open_groups import current_task, open_group, opened
 from ._queries import MeshQueries
 from ._streams import follow, keep
-from .errors import InvalidArgumentError, InvalidHandleError
+from .errors import AbortedError, DeviceMeshError, InvalidArgumentError, InvalidHandleError, InvalidStateError
 from .work import Key, Work, after_earlier, queues, submit
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Member(Protocol):
     """The part of a communicator that a group needs."""
 
     _mesh: MeshQueries
+    _ranks: Tuple[int, ...]
 
     @property
     def _key(self) -> Key:
@@ -71,6 +72,63 @@ class Queued:
         self.of, self.issue, self.kept = of, issue, kept
 
 
+class LibraryGroup:
+    """A group of the library on this thread, with a handle of its own.
+
+    The handler of a signal can raise right behind a call of the library, and the status of the
+    call is then lost. So this notes when a call has begun and when it is over.
+    """
+
+    def __init__(self) -> None:
+        self.handle = ctypes.c_void_p()
+        # How many times the group was begun and not ended.
+        self.depth = 0
+        # Whether a call that begins or ends the group has begun and is not known to be over.
+        self.is_unsure = False
+        # Whether operations were passed to the library that it has not run and not dropped.
+        self.is_full = False
+        # Whether other packages were told of the group, and not of its end.
+        self.is_counted = False
+
+    def start(self) -> int:
+        """Begins the group, or another one in it. Returns the status."""
+        self.is_unsure = True
+        status = int(library.dm_group_start(self.handle))
+        self.depth += status == 0
+        self.is_unsure = False
+        return status
+
+    def end(self) -> int:
+        """Ends the group that was begun last. Returns the status."""
+        self.is_unsure = True
+        status = int(library.dm_group_end(self.handle))
+        self.depth -= 1
+        self.is_full, self.is_unsure = False, False
+        return status
+
+    def end_inner(self) -> None:
+        """Ends the groups inside the first one."""
+        while self.depth > 1:
+            self.end()
+
+    def abort(self) -> None:
+        """Ends the mesh, and by that the groups of this thread. The library drops their
+        operations."""
+        library.dm_abort(self.handle)
+
+    def give_up(self) -> None:
+        """Ends what is still open, and frees the handle. The mesh ends where the library has
+        operations that must not run, or where nobody knows whether a group is open. A second call
+        does what an interrupted first one has left."""
+        if self.is_full or self.is_unsure:
+            self.abort()
+        while self.depth > 0:
+            self.depth -= 1
+            library.dm_group_end(self.handle)
+        library.dm_free(self.handle)
+        self.handle = ctypes.c_void_p()
+
+
 class Group:
     """``with mesh.group():`` runs the operations of its body together, so that no order of sends
     and receives blocks.
@@ -79,7 +137,8 @@ class Group:
     When the body raises, or an operation was refused, no operation runs and the exception is
     raised. So no exchange is half done. The other ranks then wait for this one until their
     deadline, unless they raised too. An operation that was refused in a group inside this one
-    counts, also when the program has caught its exception.
+    counts, also when the program has caught its exception. An abort or a recovery in the body ends
+    the group: no operation runs, and the group raises AbortedError.
 
     ``work`` is the handle of the operations. After ``with mesh.group(async_op=True) as group:``
     they run on a thread of this package, and ``group.work.wait()`` waits for them.
@@ -91,7 +150,8 @@ class Group:
         self.work = Work("a group", unissued=True)
         # The handles of the groups inside this one. They are over when this one is.
         self._inner: List[Work] = []
-        self._handle = 0
+        # The library's group; None while this group is not open.
+        self._begun: Optional[LibraryGroup] = None
         self._queue: List[Queued] = []
         self._refused: Optional[Exception] = None
         # The task that began the group: asyncio's or trio's, or None outside of tasks.
@@ -99,63 +159,68 @@ class Group:
 
     def __enter__(self) -> "Group":
         outer = open_group("mesh.group")
+        begun = LibraryGroup()
         try:
-            own = self._begin(outer)
-        except Exception as error:
+            self._begin(outer, begun)
+            self._begun, self._refused, self._task = begun, None, current_task()
+            self.work, self._inner, self._queue = Work("a group", unissued=True), [], []
+            opened.groups.append(self)
+            group_changed(1, begun)
+        except BaseException as error:
+            # Ctrl-C can come between any two steps.
+            if self._begun is begun:
+                self._begun = None
+            if opened.groups and opened.groups[-1] is self and self._begun is None:
+                opened.groups.pop()
+            try:
+                group_changed(-1, begun)
+            finally:
+                begun.give_up()
             # The outer group lacks the operations of this one, so the outer group fails, too.
-            if outer is not None:
+            if outer is not None and isinstance(error, Exception):
                 outer.refuse(error)
             raise
-        self._handle, self._refused, self._task = own, None, current_task()
-        self.work, self._inner = Work("a group", unissued=True), []
-        opened.groups.append(self)
-        group_changed(1)
         return self
 
-    def _begin(self, outer: Optional["Group"]) -> int:
-        """Begins the library's group. Returns its handle."""
-        if self._handle:
+    def _begin(self, outer: Optional["Group"], begun: "LibraryGroup") -> None:
+        """Begins the library's group."""
+        if self._begun is not None:
             raise RuntimeError("this group is open already; call mesh.group() again for one within it")
         if outer is not None and self._async:
             raise InvalidArgumentError("async_op: a group inside a group runs with it; give async_op to the outer one")
         # The group has a handle of its own, so it can end although the body has closed the mesh.
-        handle = ctypes.c_void_p()
-        check(library.dm_clone(self._mesh._handle, ctypes.byref(handle)))
-        own = handle.value or 0
+        check(library.dm_clone(self._mesh._handle, ctypes.byref(begun.handle)))
         # The library's group begins too, for calls through raw communicators that belong to the
-        # group.
-        try:
-            check(interrupt.issue(partial(library.dm_abort, own), library.dm_group_start, own))
-        except BaseException:
-            library.dm_free(own)
-            raise
-        return own
+        # group. It begins twice: the end of the inner one tells whether the group is still open.
+        check(interrupt.issue(begun.abort, begun.start))
+        check(begun.start())
 
     def __exit__(self, _: Any, raised: Optional[BaseException], __: Any) -> None:
-        if not self._handle:
+        begun = self._begun
+        if begun is None:
             raise RuntimeError("this group is not open: each `with mesh.group():` ends once")
         if not opened.groups or opened.groups[-1] is not self:
             raise RuntimeError("groups end in the reverse order of their beginnings, each in the thread that began it")
-        opened.groups.pop()
-        queue, self._queue = self._queue, []
-        refusal = self._refused or closed(queue)
-        failure = raised or refusal
-        if queue and isinstance(raised, GeneratorExit):
-            # Python swallows GeneratorExit, and then nobody would hear that operations were
-            # dropped.
-            failure = RuntimeError(f"a generator was closed inside a group, so the operations queued in it ({len(queue)}) did not run: leave the group before the yield")
-        outer = opened.groups[-1] if opened.groups else None
-        if refusal is not None and outer is not None:
-            outer.refuse(refusal)
-        later = self._async and bool(queue) and self._mesh.device_type == "cpu"
-        handle, inner = self._handle, self._inner
-        self._handle, self._task, self._inner = 0, None, []
+        failure, queue, inner = raised, self._queue, self._inner
+        outer = opened.groups[-2] if len(opened.groups) > 1 else None
+        is_submitted = False
         try:
+            opened.groups.pop()
+            refusal = self._refused or closed(queue) or ended(begun.end())
+            failure = raised or refusal
+            if queue and isinstance(raised, GeneratorExit):
+                # Python swallows GeneratorExit, and then nobody would hear that operations were
+                # dropped.
+                failure = RuntimeError(f"a generator was closed inside a group, so the operations queued in it ({len(queue)}) did not run: leave the group before the yield")
+            if refusal is not None and outer is not None:
+                outer.refuse(refusal)
+            later = self._async and bool(queue) and self._mesh.device_type == "cpu"
             if failure is None and outer is None and not later:
-                failure = issue(handle, queue)
+                failure = issue(begun, queue)
             # The library's group was begun, so it must end, also when this package has put nothing
             # into it.
-            status = interrupt.call(partial(library.dm_abort, handle), library.dm_group_end, handle)
+            begun.end_inner()
+            status = interrupt.call(begun.abort, begun.end)
             if failure is None:
                 check(status)
             if failure is None and outer is None and not later:
@@ -173,17 +238,25 @@ class Group:
                     wait()
                 for waiting in (self.work, *inner):
                     waiting._unissued = False
-                submit([operation.of for operation in queue], self.work, partial(run, handle, queue, inner))
-                handle, queue, inner = 0, [], []
+                submit([operation.of for operation in queue], self.work, partial(run, begun, queue, inner))
+                is_submitted, queue, inner = True, [], []
         except BaseException as error:
             failure = error
             raise
         finally:
-            group_changed(-1)
-            library.dm_free(handle or None)
-            keep(memories(queue))
-            if handle and outer is None or failure is not None:
-                finish((self.work, *inner), failure)
+            # Ctrl-C can have come between any two steps.
+            if opened.groups and opened.groups[-1] is self:
+                opened.groups.pop()
+            self._begun, self._task, self._queue, self._inner = None, None, [], []
+            is_over = not is_submitted and outer is None or failure is not None
+            finished = (self.work, *inner) if is_over else ()
+            try:
+                leave(begun, queue, finished, failure, is_submitted)
+            except BaseException:
+                # A handler of a signal that raises, as that of Ctrl-C does, skips a function at
+                # whose entry it runs. A second call does what is left.
+                leave(begun, queue, finished, failure, is_submitted)
+                raise
         if failure is not None and failure is not raised:
             raise failure
 
@@ -198,43 +271,84 @@ class Group:
         self._refused = self._refused or error
 
 
-def issue(handle: int, queue: Sequence[Queued]) -> Optional[BaseException]:
+def issue(begun: LibraryGroup, queue: Sequence[Queued]) -> Optional[BaseException]:
     """Passes the operations to the library, whose group collects them. Returns the error, or
     None."""
+    # Whether the communicator library has an operation that it cannot drop any more.
+    is_streamed = False
     try:
         if queues:
             for operation in queue:
                 after_earlier(operation.of)
+        begun.is_full = bool(queue)
         for operation in queue:
             check(operation.issue())
+            is_streamed = is_streamed or operation.of._mesh.device_type != "cpu"
+    except DeviceMeshError as error:
+        # NCCL runs nothing of a group in which it has refused an operation itself. Where
+        # libdevicemesh has refused it, NCCL would run the operations before it, so their meshes
+        # end.
+        if is_streamed and error.ccl_result == 0:
+            abort_all(queue)
+        return error
     except Exception as error:
         return error
     except BaseException as error:
-        # Ctrl-C came between two operations. The mesh ends, as it does when Ctrl-C ends a call, so
+        # Ctrl-C came between two operations. The meshes end, as they do when Ctrl-C ends a call, so
         # that no peer takes half of the group for all of it.
-        library.dm_abort(handle)
+        begun.abort()
+        abort_all(queue)
         return error
     return None
 
 
-def run(handle: int, queue: Sequence[Queued], inner: Sequence[Work]) -> None:
+def abort_all(queue: Sequence[Queued]) -> None:
+    """Ends the meshes of the operations."""
+    for handle in {operation.of._mesh._handle for operation in queue}:
+        library.dm_abort(handle)
+
+
+def ended(status: int) -> Optional[Exception]:
+    """The error of a group that is not open any more, as the status of its end says, or None."""
+    if status == InvalidStateError.status:
+        return AbortedError("mesh.group: an abort or a recovery inside has ended it, so none of its operations ran")
+    return exception(status) if status else None
+
+
+def run(begun: LibraryGroup, queue: Sequence[Queued], inner: Sequence[Work]) -> None:
     """Runs the operations of an asynchronous group, and frees what it holds."""
     failure: Optional[BaseException] = None
     try:
-        check(library.dm_group_start(handle))
+        check(begun.start())
         try:
             for operation in queue:
                 check(operation.issue())
         finally:
-            status = library.dm_group_end(handle)
+            status = begun.end()
         check(status)
     except BaseException as error:
         failure = error
         raise
     finally:
-        library.dm_free(handle)
+        begun.give_up()
         keep(memories(queue))
         finish(inner, failure)
+
+
+def leave(begun: LibraryGroup, queue: Sequence[Queued], works: Sequence[Work], failure: Optional[BaseException], is_submitted: bool) -> None:
+    """Takes the last steps of a group. Each is taken also when an earlier one was interrupted, and
+    may be taken twice. A group that was submitted still needs what the library has."""
+    try:
+        if not is_submitted:
+            begun.give_up()
+    finally:
+        try:
+            group_changed(-1, begun)
+        finally:
+            try:
+                keep(memories(queue))
+            finally:
+                finish(works, failure)
 
 
 def finish(works: Sequence[Work], failure: Optional[BaseException]) -> None:

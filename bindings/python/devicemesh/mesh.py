@@ -18,7 +18,7 @@ from ._exit import meshes
 from ._library import Deadline, Timeout, check, flag, library, listed, listing, milliseconds, optional_text, rank_counts, string, telling
 from ._library import text as as_text
 from ._open_groups import outside_groups
-from ._queries import Dim
+from ._queries import Dim, Root
 from ._streams import stream_handle, stream_of_device
 from ._views import MeshViews, new_handle, world_end
 from .communicator import Collectives, adopted_handle, is_process_group, process_group_ranks, refuse_other_ranks
@@ -128,11 +128,11 @@ class DeviceMesh(MeshViews):
         with new_handle() as handle:
             check(interrupt.call(
                 world_end(world), library.dm_init, kind, lengths, len(lengths), names_array, byref(options), byref(handle)))
-        self._adopt(handle, world)
+        self._adopt(handle, world, Root(lazy))
 
-    def _adopt(self, handle: ctypes.c_void_p, world: MeshWorld) -> None:
+    def _adopt(self, handle: ctypes.c_void_p, world: MeshWorld, of_root: Root) -> None:
         number = handle.value or 0
-        super().__init__(number, world)
+        super().__init__(number, world, of_root)
         self._end = partial(library.dm_abort, number)
         # The groups that from_group was given. They must outlive the mesh.
         self._adopted_groups: List[Any] = []
@@ -142,9 +142,9 @@ class DeviceMesh(MeshViews):
             changed(self)
 
     @staticmethod
-    def _adopted(handle: ctypes.c_void_p, world: MeshWorld) -> "DeviceMesh":
+    def _adopted(handle: ctypes.c_void_p, world: MeshWorld, of_root: Root) -> "DeviceMesh":
         made = DeviceMesh.__new__(DeviceMesh)
-        made._adopt(handle, world)
+        made._adopt(handle, world, of_root)
         return made
 
     # --- groups ---
@@ -231,7 +231,7 @@ class DeviceMesh(MeshViews):
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
         handle = ctypes.c_void_p()
         check(library.dm_from_comms(as_text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
-        made = DeviceMesh._adopted(handle, known)
+        made = DeviceMesh._adopted(handle, known, Root(False))
         made._adopted_groups = groups
         return made
 
@@ -264,6 +264,7 @@ class DeviceMesh(MeshViews):
         torch or CuPy on this rank's device, or the default stream. With ``mesh_dim`` only the ranks
         and the communicator of that dimension are asked about.
         """
+        outside_groups("wait")
         here = stream is None and self.device_type == "cuda"
         handle = stream_of_device(self.get_group(self._names[0])._device_number) if here and self._names else stream_handle(stream)
         check(interrupt.call(self._end, library.dm_stream_wait, self._handle, self._dim(mesh_dim), handle or None, milliseconds(timeout)))
@@ -294,8 +295,9 @@ class DeviceMesh(MeshViews):
 
     def close(self) -> None:
         """Frees the handle. Communicators and other views live on. The garbage collector does this
-        when nothing refers to the mesh any more."""
-        self._free()
+        when nothing refers to the mesh any more. While the main thread is blocked in a call of the
+        mesh, the handle is freed when that call returns."""
+        interrupt.after_blocked(self._end, self._free)
         if self._world is UNKNOWN_WORLD:
             # This World has a handle, which would keep this process in the world.
             self._found_world = None
@@ -373,7 +375,7 @@ def deserialize(
         described = as_text("text", text)
     with new_handle() as handle:
         check(interrupt.call(world_end(world), library.dm_deserialize, described, byref(options), byref(handle)))
-    return DeviceMesh._adopted(handle, world)
+    return DeviceMesh._adopted(handle, world, Root(lazy))
 
 
 def _unpickled(text: str) -> DeviceMesh:
@@ -392,7 +394,7 @@ def lookup(name: str) -> DeviceMesh:
     """The view that was registered under that name, in any language of this process."""
     handle = ctypes.c_void_p()
     check(library.dm_lookup(as_text("name", name), byref(handle)))
-    return DeviceMesh._adopted(handle, UNKNOWN_WORLD)
+    return DeviceMesh._adopted(handle, UNKNOWN_WORLD, Root(None))
 
 
 def unregister(name: str) -> None:

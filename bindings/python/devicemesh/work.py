@@ -15,7 +15,7 @@ import os
 import threading
 from collections import deque
 from functools import partial
-from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
 from ._library import Deadline, Timeout, milliseconds
 from .errors import DeviceMeshError, InvalidStateError, MeshTimeoutError, UnsupportedError
@@ -120,14 +120,27 @@ class Member(Protocol):
     def _mesh(self) -> Any:
         """The mesh of the communicator."""
 
+    _ranks: Tuple[int, ...]
+
+
+class Dimension(Member, Protocol):
+    """A communicator of which this file also finds the queue without the key."""
+
+    _name: str
+    # The key of its queue, where it is known by now.
+    _queue_key: Optional[Key]
+
 
 class WorkQueue:
     """The operations of one queue (Key) that are still to run, and the thread that runs them."""
 
-    __slots__ = ("key", "mesh", "tasks", "ready", "last", "works")
+    __slots__ = ("key", "mesh", "ranks", "roots", "tasks", "ready", "last", "works")
 
-    def __init__(self, key: Key, mesh: Any) -> None:
-        self.key, self.mesh = key, mesh
+    def __init__(self, key: Key, mesh: Any, ranks: Tuple[int, ...]) -> None:
+        # The first operation is of this mesh, along a dimension with these ranks.
+        self.key, self.mesh, self.ranks = key, mesh, ranks
+        # The root meshes of all operations. Root meshes may share a communicator.
+        self.roots: Set[Any] = set()
         self.tasks: Deque[Callable[[], Any]] = deque()
         self.ready = threading.Condition(lock)
         # The operation that was issued last.
@@ -205,9 +218,10 @@ def submit(members: Sequence[Member], work: Work, run: Callable[[], Any]) -> Wor
         for key, member in keys.items():
             queue = queues.get(key)
             if queue is None:
-                queue = WorkQueue(key, member._mesh)
+                queue = WorkQueue(key, member._mesh, member._ranks)
                 threading.Thread(target=queue.serve, name=f"devicemesh {key[1]}", daemon=True).start()
                 queues[key] = queue
+            queue.roots.add(member._mesh._of_root)
             each.append(queue)
         earlier = [queue.last for queue in each[1:]]
         for queue in each:
@@ -237,6 +251,32 @@ def after_earlier(member: Member, deadline: Optional[Deadline] = None, call: str
     queue = queues.get(member._key)
     if queue is not None:
         queue.finish(deadline, call)
+
+
+def after_earlier_along(member: Dimension, deadline: Deadline, call: str) -> None:
+    """Does what after_earlier does, for a call that makes no communicator. On a lazy mesh the key
+    would make it, which the other ranks need not do. Where the key is not known there, the name,
+    the ranks and the root mesh tell whether a queue is this dimension's."""
+    root = member._mesh._of_root
+    if member._queue_key is not None or root.is_lazy is False:
+        return after_earlier(member, deadline, call)
+    for queue in list(queues.values()):
+        if queue.key[1] == member._name and queue.ranks == member._ranks and not queue.last.is_completed() and has_root(queue, root, member):
+            queue.finish(deadline, call)
+
+
+def has_root(queue: WorkQueue, root: Any, member: Dimension) -> bool:
+    """Whether operations of this root mesh are in the queue. Where a mesh came from lookup(), an
+    equal root mesh counts."""
+    roots = list(queue.roots)
+    if root in roots:
+        return True
+    if root.is_lazy is not None and all(each.is_lazy is not None for each in roots):
+        return False
+    # A mesh that has ended has no root any more.
+    with contextlib.suppress(DeviceMeshError):
+        return bool(queue.mesh.root() == member._mesh.root())
+    return False
 
 
 def after_all_of(root: Callable[[], Any], deadline: Deadline, call: str) -> None:

@@ -168,6 +168,7 @@ class World(ObjectCollectives):
         device type has a default world of its own. ``timeout`` bounds the joining.
         """
         kind, limit, carry = optional_text("device_type", device_type), milliseconds(timeout), carried_device()
+        interrupt.begin_default_join()
 
         def join() -> int:
             carry()
@@ -175,7 +176,7 @@ class World(ObjectCollectives):
             check(library.dm_default_world(kind, limit, ctypes.byref(handle)))
             return handle.value or 0
 
-        return cls._of(interrupt.apart(join, library.dm_default_world_abort, library.dm_world_free), True)
+        return cls._of(interrupt.apart(join, library.dm_default_world_abort, library.dm_world_free, is_default=True), True)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[Optional[int]]:
@@ -337,12 +338,12 @@ class World(ObjectCollectives):
 
     def close(self) -> None:
         """Frees the handle. Meshes keep what they need of the world. If no mesh is left, this
-        process leaves the world. While another thread is in locations(), the handle is freed when
-        that call returns. The garbage collector does this when nothing refers to the World any
-        more."""
+        process leaves the world. While another thread is in locations(), or the main thread is
+        blocked in a call of the world, the handle is freed when that call returns. The garbage
+        collector does this when nothing refers to the World any more."""
         self._closed = True
         if not self._holders:
-            self._free()
+            interrupt.after_blocked(self._end, self._free)
 
     def __enter__(self) -> "World":
         return self

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 import types
 
 import numpy
@@ -90,7 +91,7 @@ torch.cuda = types.SimpleNamespace(current_device=lambda: RANK, current_stream=l
                                    ExternalStream=lambda handle, device: Stream(handle), is_initialized=lambda: True)
 sys.modules["torch"] = torch
 
-from devicemesh import InvalidArgumentError, MeshTimeoutError, World, buffers, finalize_default_worlds, init_device_mesh  # noqa: E402
+from devicemesh import AbortedError, DimOptions, InvalidArgumentError, MeshTimeoutError, PeerLostError, World, buffers, finalize_default_worlds, init_device_mesh  # noqa: E402
 
 mesh = init_device_mesh("cuda", (SIZE,), mesh_dim_names=("x",), timeout=60)
 group = mesh.get_group()
@@ -187,6 +188,43 @@ with expect("stream 1 records event 0", "stream 0 waits event 0", "stream 0 runs
     group.all_reduce(Interface(values(), side.cuda_stream), stream=0)
 mesh.wait(side, timeout=5)
 group.wait()
+
+
+def refused_late():
+    """The library refuses the second operation when the group ends, because another thread has
+    ended its mesh. The first operation does not run alone, so its mesh ends, too."""
+    first, second = (init_device_mesh("cuda", (SIZE,), mesh_dim_names=("x",), dim_options=[DimOptions(own_comm=True)], timeout=60)
+                     for _ in range(2))
+    reduced = Tensor(values())
+
+    def end_second():
+        group.barrier()  # the other rank has queued its operations, too
+        second.abort()
+
+    try:
+        with first.group():
+            first.get_group().all_reduce(reduced)
+            second.get_group().all_reduce(Tensor(values()))
+            ending = threading.Thread(target=end_second)
+            ending.start()
+            ending.join()
+        raise AssertionError("the second mesh has ended")
+    except (AbortedError, PeerLostError):
+        pass
+    try:
+        first.check()
+        raise AssertionError("the first operation was issued")
+    except (AbortedError, PeerLostError):  # the other rank may be quicker
+        outcome.append(reduced.values.tolist())
+    first.abort()  # where the group has found the other rank's abort
+
+
+# NCCL cannot end the group of that thread any more.
+outcome = []
+thread = threading.Thread(target=refused_late)
+thread.start()
+thread.join()
+assert outcome == [[RANK + 1.0] * 4], outcome
 mesh.finalize()
 # A join on the main thread is made on another thread, which takes over the current device.
 finalize_default_worlds()

@@ -6,10 +6,12 @@ import os
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy
 
-from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, Work, _beside, init_device_mesh, work
+from devicemesh import (AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, Work, _beside, _library,
+                        init_device_mesh, lookup, unregister, work)
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -225,6 +227,80 @@ class Asynchronous(Case):
                     call()
             group.barrier()
         mesh.finalize(timeout=50)
+
+    def test_a_call_without_a_communicator_makes_none(self):
+        """Rank 0 alone has a queue, and the others do not make the communicator."""
+        until = time.monotonic() + 60
+        while work.queues and time.monotonic() < until:  # those of the tests before
+            time.sleep(0.01)
+        lazy = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), lazy=True, dim_options=[DimOptions(own_comm=True)], timeout=60)
+        self.group.all_reduce(numpy.ones(1), async_op=RANK == 0).wait()
+        group = lazy.get_group()
+        with mock.patch.object(_library.library, "dm_get_comm", side_effect=AssertionError("makes the communicator")):
+            group.barrier(timeout=30)
+            self.assertEqual(group.all_gather_object(RANK, timeout=30), list(range(SIZE)))
+            self.assertEqual(group.broadcast_bytes(b"bytes", timeout=30), b"bytes")
+        lazy.finalize()
+
+    def both_kinds(self):
+        """A lazy mesh and one that is not, which share their communicators with no other mesh."""
+        for lazy in (False, True):
+            yield init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), lazy=lazy, dim_options=[DimOptions(own_comm=True)], timeout=60)
+
+    def assert_waits(self, group, handle, go):
+        """A barrier waits for the operation, which is over when `go` is set."""
+        finish = work.WorkQueue.finish
+
+        def finished(queue, deadline, call):
+            go.set()
+            finish(queue, deadline, call)
+
+        try:
+            with mock.patch.object(work.WorkQueue, "finish", finished):
+                group.barrier(timeout=30)
+            self.assertTrue(handle.is_completed())
+        finally:
+            # The end of the mesh waits for the operation.
+            go.set()
+
+    def test_a_barrier_comes_after_operations_of_another_view(self):
+        """The communicator of the other view is known, or not. The view of the operations may be
+        closed."""
+        for mesh in self.both_kinds():
+            value, other = numpy.ones(1), mesh.root()
+            for closes in (False, False, True):
+                go, view = threading.Event(), mesh.root()
+                handle = work.submit((view.get_group(),), Work("slow"), go.wait)
+                if closes:
+                    view.close()
+                self.assert_waits(mesh.root().get_group() if closes else other.get_group(), handle, go)
+                other.get_group().all_reduce(value)
+            self.assertEqual(value[0], SIZE**3)
+            mesh.finalize()
+
+    def test_a_barrier_does_not_wait_for_another_communicator(self):
+        """The two meshes are equal. Another rank may begin with the barrier."""
+        for mesh, other in zip(self.both_kinds(), self.both_kinds()):
+            go, value = threading.Event(), numpy.ones(1)
+            handle = work.submit((mesh.get_group(),), Work("slow"), go.wait)
+            try:
+                other.get_group().barrier(timeout=20)
+                self.assertFalse(handle.is_completed())
+            finally:
+                go.set()
+            mesh.get_group().all_reduce(value)
+            self.assertEqual(value[0], SIZE)
+            other.finalize()
+            mesh.finalize()
+
+    def test_a_barrier_along_a_mesh_from_lookup(self):
+        for mesh in self.both_kinds():
+            mesh.register("found")
+            found, go = lookup("found"), threading.Event()
+            unregister("found")
+            handle = work.submit((mesh.get_group(),), Work("slow"), go.wait)
+            self.assert_waits(found.get_group(), handle, go)
+            mesh.finalize()
 
     def test_threads_end_when_there_is_nothing_to_do(self):
         self.addCleanup(setattr, work, "IDLE", work.IDLE)

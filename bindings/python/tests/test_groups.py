@@ -2,15 +2,18 @@
 tests/test_groups.py`, for any N. Every rank runs every test."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
 import unittest
+from unittest import mock
 
 import numpy
 
 from devicemesh import (AbortedError, DimOptions, InvalidArgumentError, InvalidHandleError, InvalidStateError, NotFoundError,
-                        init_device_mesh)
+                        _beside, group, init_device_mesh)
+from devicemesh._open_groups import opened
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -48,6 +51,60 @@ class Groups(unittest.TestCase):
                 self.mesh.finalize()
             raise Mistake
         self.exchange()
+
+    def test_a_wait_inside_a_group_is_refused(self):
+        with self.mesh.group():
+            self.mesh.wait()  # nothing is queued yet
+            self.group.all_reduce(self.theirs)
+            for wait in (self.mesh.wait, self.group.wait):
+                with self.assertRaisesRegex(InvalidStateError, "^wait: .*1 operation is queued"):
+                    wait()
+        self.mesh.wait()
+
+    def test_an_abort_ends_the_group(self):
+        """The library ends all groups of the thread, so the operations would run one by one."""
+        for is_inner in (False, True):
+            other = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), dim_options=[DimOptions(own_comm=True)], timeout=30)
+            with self.assertRaisesRegex(AbortedError, "an abort or a recovery inside has ended it"), self.mesh.group():
+                self.group.send(self.mine, self.right)
+                with self.assertRaises(AbortedError) if is_inner else contextlib.nullcontext():
+                    with self.mesh.group() if is_inner else contextlib.nullcontext():
+                        other.abort()
+                self.group.recv(self.theirs, self.left)
+            self.assertEqual(self.theirs[0], 0)
+            self.exchange()
+
+    def test_ctrl_c_at_each_step(self):
+        """Ctrl-C behind each call of the library and behind each function of a group's beginning
+        and end, and at the entry of the last ones. The library's group does not stay open, so
+        later operations are not just queued, and those who wait for the group return."""
+        ends = ["give_up", "group_changed", "keep", "finish"]
+        steps = [("dm_group_start", 0), ("dm_group_start", 1), ("dm_group_end", 0), ("dm_group_end", 1), ("dm_free", 0), ("closed", 0),
+                 ("issue", 0), ("group_changed", 0), ("follow", 0), ("leave", 0), *((name, int(name == "group_changed")) for name in ends)]
+        at_entry = [("group_changed", 0), ("leave", 0), *((name, int(name == "group_changed")) for name in ends)]
+        for is_entry, name, number in [(False, *step) for step in steps] + [(True, *step) for step in at_entry]:
+            mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), dim_options=[DimOptions(own_comm=True)], timeout=30)
+            of = group.library if name.startswith("dm_") else group.LibraryGroup if name == "give_up" else group
+            step, calls, whole = getattr(of, name), [], mesh.group()
+
+            def interrupted(*arguments):
+                calls.append(name)
+                if is_entry and len(calls) == number + 1:
+                    raise KeyboardInterrupt
+                done = step(*arguments)
+                if len(calls) == number + 1:
+                    raise KeyboardInterrupt
+                return done
+
+            with self.subTest(name=name, number=number, is_entry=is_entry):
+                with mock.patch.object(of, name, interrupted), self.assertRaises(KeyboardInterrupt), whole:
+                    mesh.get_group().send(self.mine, self.right)
+                    mesh.get_group().recv(self.theirs, self.left)
+                self.assertEqual((opened.groups, _beside.open_groups), ([], 0))
+                if name in ("leave", "dm_free", *ends) and (name, number) != ("group_changed", 0):
+                    self.assertTrue(whole.work.is_completed())
+            self.exchange()
+            mesh.abort()
 
     def test_a_generator_that_is_closed_inside_a_group_drops_no_operation_silently(self):
         def steps():

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -71,6 +72,30 @@ def two_worlds(**options):
 
 def two_meshes(worlds):
     return on_ranks(lambda rank: init_device_mesh("cpu", (2,), mesh_dim_names=("dp",), world=worlds[rank]))
+
+
+def waits_for_join():
+    """Whether the main thread waits in _interrupt.apart. The frame is that of a running thread, so
+    its callers may return meanwhile."""
+    frame = sys._current_frames()[threading.main_thread().ident]
+    if frame.f_code is not threading.Condition.wait.__code__:
+        return False
+    while frame is not None and frame.f_code is not _interrupt.apart.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def ends_of_joins():
+    """The threads that end joins which were abandoned."""
+    return {each for each in threading.enumerate() if each.name == "devicemesh join's end"}
+
+
+def interrupt_when_it_waits():
+    """Sends SIGINT to this process when its main thread waits for a join."""
+    until = time.monotonic() + 60
+    while not waits_for_join() and time.monotonic() < until:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -202,17 +227,11 @@ class Interrupts(unittest.TestCase):
             mesh.shrink(timeout=60)
 
     def test_ctrl_c_while_what_ends_the_wait_fails(self):
-        ended, main = threading.Event(), threading.main_thread().ident
-
-        def is_waiting():
-            frame = sys._current_frames()[main]
-            return frame.f_code is threading.Condition.wait.__code__ and frame.f_back.f_back.f_code is _interrupt.apart.__code__
+        ended = threading.Event()
 
         def work():
-            while not is_waiting():
-                time.sleep(0.001)
-            os.kill(os.getpid(), signal.SIGINT)
-            ended.wait()
+            interrupt_when_it_waits()
+            ended.wait(60)
 
         def end():
             ended.set()
@@ -220,6 +239,203 @@ class Interrupts(unittest.TestCase):
 
         with self.assertRaises(KeyboardInterrupt):
             _interrupt.apart(work, end, lambda made: None)
+
+    def test_ctrl_c_before_the_join_has_begun(self):
+        """The first attempts to end the join end nothing."""
+        # The main thread waits for the end of the join, or another thread goes on.
+        for seconds in (_interrupt.ENDING_TIME, 0):
+            ends, over = [], threading.Event()
+
+            def work():
+                interrupt_when_it_waits()
+                until = time.monotonic() + 60
+                while len(ends) < 3 and time.monotonic() < until:
+                    time.sleep(0.001)
+                over.set()
+
+            with mock.patch.object(_interrupt, "ENDING_TIME", seconds), self.assertRaises(KeyboardInterrupt):
+                _interrupt.apart(work, lambda: ends.append(None), lambda made: None)
+            self.assertTrue(over.wait(60))
+            self.assertGreaterEqual(len(ends), 3)
+
+    def test_an_abandoned_join_is_not_ended_when_a_later_one_has_begun(self):
+        """The end of default worlds would end the later one, too. That of another world would
+        not, so it goes on."""
+        for is_default in (True, False):
+            go, ends, over, earlier = threading.Event(), [], threading.Event(), ends_of_joins()
+
+            def work():
+                interrupt_when_it_waits()
+                go.wait(60)
+                over.set()
+
+            with mock.patch.object(_interrupt, "ENDING_TIME", 0), self.assertRaises(KeyboardInterrupt):
+                _interrupt.apart(work, lambda: ends.append(None), lambda made: None, is_default=is_default)
+            (thread,) = ends_of_joins() - earlier
+            mesh = init_device_mesh("cpu", (1,))
+            before = len(ends)
+            if is_default:
+                thread.join(20)
+                self.assertEqual((thread.is_alive(), len(ends)), (False, before))
+            else:
+                until = time.monotonic() + 60
+                while len(ends) < before + 3 and time.monotonic() < until:
+                    time.sleep(0.001)
+                self.assertGreaterEqual(len(ends), before + 3)
+            go.set()
+            self.assertTrue(over.wait(60))
+            thread.join(60)
+            mesh.get_group().all_reduce(bytearray(4))
+
+    def test_a_world_counts_as_a_later_join(self):
+        before = _interrupt.default_joins
+        World.default("cpu").close()
+        self.assertEqual(_interrupt.default_joins, before + 1)
+        two_worlds(store=MemoryStore())
+        self.assertEqual(_interrupt.default_joins, before + 1)
+
+    def test_ctrl_c_comes_also_where_no_thread_can_end_the_join(self):
+        go, threads, start = threading.Event(), [], threading.Thread.start
+        self.addCleanup(go.set)
+
+        def limited(thread):
+            threads.append(thread)
+            if len(threads) > 1:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        def work():
+            interrupt_when_it_waits()
+            go.wait(60)
+
+        with mock.patch.object(_interrupt, "ENDING_TIME", 0), mock.patch.object(threading.Thread, "start", limited):
+            with self.assertRaises(KeyboardInterrupt):
+                _interrupt.apart(work, lambda: None, lambda made: None)
+        self.assertEqual(len(threads), 2)
+
+    def test_what_an_abandoned_join_has_made_cannot_be_undone(self):
+        """The thread that ends the join stops also then."""
+        go, hook, earlier = threading.Event(), mock.Mock(), ends_of_joins()
+
+        def work():
+            interrupt_when_it_waits()
+            go.wait(60)
+
+        with mock.patch.object(threading, "excepthook", hook):
+            with mock.patch.object(_interrupt, "ENDING_TIME", 0), self.assertRaises(KeyboardInterrupt):
+                _interrupt.apart(work, lambda: None, mock.Mock(side_effect=ValueError))
+            (thread,) = ends_of_joins() - earlier
+            go.set()
+            thread.join(20)
+        self.assertFalse(thread.is_alive())
+
+    def test_ctrl_c_before_a_call_has_begun_to_join(self):
+        ends, sent = [], []
+
+        def call():
+            os.kill(os.getpid(), signal.SIGINT)
+            until = time.monotonic() + 60
+            while len(ends) < 3 and time.monotonic() < until:
+                time.sleep(0.001)
+            sent.append(len(ends))
+            return 0
+
+        with mock.patch.object(_interrupt, "has_callbacks", True), self.assertRaises(KeyboardInterrupt):
+            _interrupt.blocked_in(lambda: ends.append(None), call)
+        self.assertGreaterEqual(sent[0], 3)
+
+    def test_a_mesh_that_another_thread_closes_during_a_call(self):
+        mesh = init_device_mesh("cpu", (1,))
+
+        def call():
+            closing = threading.Thread(target=mesh.close)
+            closing.start()
+            closing.join()
+            return _library.library.dm_ndim(mesh._handle)
+
+        self.assertEqual(_interrupt.call(mesh.get_group()._end, call), 1, "Ctrl-C needs the handle")
+        self.assertFalse(mesh._free.alive)
+        self.assertEqual(repr(mesh), "DeviceMesh(closed)")
+
+    def test_a_world_that_another_thread_closes_during_a_call(self):
+        world = World("cpu", world_size=1, rank=0, store=MemoryStore())
+
+        def call():
+            closing = threading.Thread(target=world.close)
+            closing.start()
+            closing.join()
+            return _library.library.dm_world_rank(world._handle, ctypes.byref(ctypes.c_int32()))
+
+        self.assertEqual(_interrupt.call(world._end, call), 0, "Ctrl-C needs the handle")
+        self.assertFalse(world._free.alive)
+        self.assertEqual(repr(world), "World(closed)")
+
+    def test_a_handle_whose_end_takes_long_holds_up_no_call(self):
+        began, go = threading.Event(), threading.Event()
+
+        def free():
+            began.set()
+            go.wait(20)
+
+        thread = threading.Thread(target=_interrupt.after_blocked, args=(lambda: None, free))
+        thread.start()
+        self.assertTrue(began.wait(60))
+        _interrupt.blocked_in(lambda: None, lambda: 0)
+        self.assertTrue(thread.is_alive(), "the call waited for the other thread")
+        go.set()
+        thread.join(60)
+
+    def test_ctrl_c_when_a_call_returns(self):
+        """Another thread has the lock then, so the main thread waits for it."""
+        lock, ends = mock.MagicMock(), []
+        lock.__enter__.side_effect = KeyboardInterrupt
+        before = signal.set_wakeup_fd(-1)
+        self.assertEqual(before, -1)
+        with mock.patch.object(_interrupt, "lock", lock), self.assertRaises(KeyboardInterrupt):
+            _interrupt.blocked_in(lambda: ends.append(None), lambda: 0)
+        self.assertIsNone(_interrupt.watch.blocked, "the next Ctrl-C would end a mesh that works")
+        self.assertEqual(signal.set_wakeup_fd(-1), -1)
+
+    def test_ctrl_c_while_handles_are_freed(self):
+        """The next call frees the rest."""
+        freed = []
+
+        def end():
+            pass
+
+        def free(number):
+            freed.append(number)
+            if len(freed) == 1:
+                raise KeyboardInterrupt
+
+        def call():
+            for number in range(3):
+                _interrupt.after_blocked(end, lambda number=number: free(number))
+            return 0
+
+        with self.assertRaises(KeyboardInterrupt):
+            _interrupt.blocked_in(end, call)
+        _interrupt.blocked_in(end, lambda: 0)
+        self.assertEqual(sorted(set(freed)), [0, 1, 2])
+
+    def test_the_wakeup_descriptor_of_the_program(self):
+        """A program may have said that a full buffer is no warning."""
+        reader, writer = socket.socketpair()
+        self.addCleanup(reader.close)
+        self.addCleanup(writer.close)
+        writer.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                writer.send(bytes(4096))
+        self.addCleanup(signal.set_wakeup_fd, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
+        came, warnings = [], []
+        self.addCleanup(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, lambda *_: came.append(None)))
+        _interrupt.blocked_in(lambda: None, lambda: 0)
+        with mock.patch.object(sys, "unraisablehook", warnings.append):
+            signal.raise_signal(signal.SIGUSR1)
+            while not came:
+                time.sleep(0.001)
+        self.assertEqual(warnings, [])
 
     def test_a_handler_that_raises_before_a_call_leaves_ctrl_c_alone(self):
         class Alarm(Exception):
@@ -341,6 +557,14 @@ class Interrupts(unittest.TestCase):
             with mock.patch.object(_interrupt, "has_callbacks", has_callbacks):
                 _interrupt.blocked_in(lambda: None, call)
         self.assertEqual(answers, [0, 0])
+
+    def test_a_forked_child_gets_the_descriptor_without_warnings(self):
+        watch, set_descriptor = mock.Mock(blocked=(None,), previous=-1), mock.Mock(return_value=-1)
+        lock, joins_lock = _interrupt.lock, _interrupt.joins_lock
+        with mock.patch.object(_interrupt, "watch", watch), mock.patch.object(signal, "set_wakeup_fd", set_descriptor):
+            with mock.patch.object(_interrupt, "lock", lock), mock.patch.object(_interrupt, "joins_lock", joins_lock):
+                _interrupt.forget()
+        set_descriptor.assert_called_once_with(-1, warn_on_full_buffer=False)
 
     def test_the_exit_of_an_interpreter_with_calls_that_use_a_store_in_python(self):
         # A thread that writes a traceback while the interpreter ends is a fatal error of Python.

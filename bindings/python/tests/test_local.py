@@ -290,7 +290,7 @@ class LocalCalls(unittest.TestCase):
 
     def test_the_longest_timeouts(self):
         for wait in (lambda operation, queue: operation.wait(1e15), lambda _, queue: queue.finish(_library.Deadline(1e15), "finalize")):
-            operation, queue = work.Work("operation"), work.WorkQueue((0, "dp"), None)
+            operation, queue = work.Work("operation"), work.WorkQueue((0, "dp"), None, ())
             queue.last = operation
             threading.Timer(0.01, operation._finish).start()
             wait(operation, queue)
