@@ -5,9 +5,9 @@ machine, in turn.
 `make bench`. Cases: start, idle, collectives, hosts (hosts.py: collectives over several hosts,
 which are namespaces and need root), and mesh and store, which are `make bench-mesh` and `make
 bench-store`. A peer that is not here is left out, with a line that says so (`make bench-peers`
-fetches them); a cell without a figure is a case that the library does not have. DM_BENCH_LIB names
-another libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter with PyTorch.
-docs/performance.md says how each figure is measured."""
+fetches them). A cell has no figure where the library does not have the case, or had no time for it.
+DM_BENCH_LIB names another libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter with
+PyTorch. docs/performance.md says how each figure is measured."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import hosts
-from contestants import NAMES, ROOT, Contestant, Missing, end, load, memory, scheduling
+from contestants import NAMES, ROOT, Contestant, Missing, end, lines_of, load, memory, scheduling
 from plot import svg
 from table import LARGE, MOVED, whole
 
@@ -50,17 +50,18 @@ def one_of(names):
     return name
 
 
-def lines_of(output):
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-
-
 def measure(case, contestant, options, ranks, round_number, report):
     """One contestant's part of a round."""
     about = {"library": contestant.name, "ranks": ranks, "round": round_number}
     if case == "collectives":
-        found = contestant.output(options.scheduling, ranks, "collectives", options.budget,
-                                  ",".join(options.operations), ",".join(options.dtypes),
-                                  ",".join(map(str, options.sizes)))
+        try:
+            found = contestant.output(options.scheduling, ranks, "collectives", options.budget,
+                                      ",".join(options.operations), ",".join(options.dtypes),
+                                      ",".join(map(str, options.sizes)), timeout=options.longest)
+        except subprocess.TimeoutExpired as late:
+            # Its figures up to then stand in the tables.
+            found = late.output or ""
+            report["late"].append({**about, "longest": options.longest})
         report[case] += [{**about, **line} for line in lines_of(found)]
     elif case == "idle":
         report[case] += [{**about, **line} for line in lines_of(contestant.output(options.scheduling, ranks, "idle", 2))]
@@ -120,6 +121,9 @@ def main():
     parser.add_argument("--dtypes", type=listed(one_of(["float32", "bfloat16"])), default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=100, help="milliseconds for each size of a collective, after its warm-up")
+    parser.add_argument("--longest", type=float, default=1800, metavar="S",
+                        help="seconds that one library may take for its collectives on one number of ranks in one round; then it is ended, "
+                        "and the tables have what it has measured and say so")
     parser.add_argument("--load", type=int, default=0, metavar="N",
                         help="N processes compute all the time beside the contestants; the cases mesh and store are left out, "
                         "--scheduling is none and --budget 500; an option that is given beside --load wins")
@@ -131,13 +135,13 @@ def main():
         "--update-docs", action="store_true",
         help="put the tables into docs/bench.txt, what is asked for most and the drawing into docs/performance.md")
     parser.add_argument("--quick", action="store_true",
-                        help="the 24 rows that matter most, in about 3 minutes: each collective and the message on 2 and 8 ranks, "
+                        help="the 24 rows that matter most, in 1 to 8 minutes: each collective and the message on 2 and 8 ranks, "
                         "with 4 bytes and 64 MiB of float32, one round; an option that is given beside --quick wins")
     known = parser.parse_known_args()[0]
     if known.load:
         parser.set_defaults(scheduling="none", budget=500)
     if known.quick:
-        parser.set_defaults(case=["collectives"], ranks=[2, 8], sizes=[4, 64 << 20], dtypes=["float32"], rounds=1)
+        parser.set_defaults(case=["collectives"], ranks=[2, 8], sizes=[4, 64 << 20], dtypes=["float32"], rounds=1, longest=45)
     options = parser.parse_args()
     if options.quick and options.update_docs:
         parser.error("--quick has too few rows for --update-docs")
@@ -147,7 +151,7 @@ def main():
     keep = lambda: options.json and options.json.write_text(json.dumps(report, indent=1))
     report = {
         "machine": machine(), "date": today(), "rounds": options.rounds, "load": options.load, "versions": {}, "start": [], "idle": [],
-        "memory": [], "collectives": []
+        "memory": [], "collectives": [], "late": []
     }
     if cases or measures_hosts:
         options.scheduling = report["scheduling"] = scheduling(options.scheduling)

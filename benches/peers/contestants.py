@@ -3,6 +3,7 @@ started."""
 
 import atexit
 import functools
+import json
 import os
 import shlex
 import shutil
@@ -29,17 +30,31 @@ class Missing(Exception):
 
 
 def run(command, timeout=None, **options):
-    """The output of a command. If the bench ends before the command does (Ctrl-C, SIGTERM, a time
-    limit), this ends the command, which ends the ranks that it has started."""
+    """The output of a command. If the bench ends before the command does (Ctrl-C, SIGTERM), or the
+    time is over, this ends the command, which ends the ranks that it has started. When the time is
+    over, subprocess.TimeoutExpired has the output up to then."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([str(part) for part in command], text=True, **pipes, **options) as started:
         try:
             output, errors = started.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as late:
+            end(started)
+            # All output that the command wrote before it ended counts. A process that it has left
+            # behind may hold the output open.
+            late.output, _ = started.communicate(timeout=20)
+            raise
         finally:
             end(started)
     if started.returncode != 0:
         raise SystemExit(f"$ {shlex.join(map(str, command))}\n{output}{errors}\nexit code {started.returncode}")
     return output
+
+
+def lines_of(output):
+    """The records that a program of the bench has printed, one on a line."""
+    # Behind the last line break may be a line whose printing was ended.
+    output = output[:output.rfind("\n") + 1]
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 def end(process):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-from contestants import NAMES as TITLES, TOOL, built, end, permitted, prefer
+from contestants import NAMES as TITLES, TOOL, built, end, lines_of, permitted, prefer
 from network import INTERFACE, Network, Unavailable
 from table import figure, grouped, rows, table_by_size
 from common import spread, time_text
@@ -133,7 +133,7 @@ def one_round(network, contestants, options, report, number, keep):
                 print(failed, file=sys.stderr)
                 where["failed"].append({**about, "said": str(failed)})
                 continue
-            where["runs"] += [{**about, **json.loads(line)} for line in found.splitlines() if line.startswith("{")]
+            where["runs"] += [{**about, **line} for line in lines_of(found)]
             keep()
     for contestant in contestants:
         if contestant.name == "gloo":
@@ -143,9 +143,7 @@ def one_round(network, contestants, options, report, number, keep):
         except Failed as failed:
             print(failed, file=sys.stderr)
             continue
-        where["start"] += [{"library": contestant.name, "round": number, **json.loads(line)}
-                           for line in found.splitlines()
-                           if line.startswith("{")]
+        where["start"] += [{"library": contestant.name, "round": number, **line} for line in lines_of(found)]
         keep()
 
 

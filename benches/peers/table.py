@@ -157,12 +157,22 @@ def idle_table(report):
             *rows(["ranks", *(TITLES[library] for library in report["versions"])], body)]
 
 
+def late_lines(report):
+    """Names the libraries that were ended because they took too long."""
+    lines = [
+        f"{TITLES[one['library']]} on {one['ranks']} ranks, round {one['round'] + 1}: "
+        f"not done after {one['longest']:g} s, so some of its figures are missing" for one in report.get("late", [])
+    ]
+    return ["", *lines] if lines else []
+
+
 def whole(report):
     versions = ", ".join(f"{TITLES[library]} {version}".strip() for library, version in report["versions"].items())
     head = f"{report['machine']}, {report['date']}; {report['rounds']} rounds in turn; scheduling: {report['scheduling']}"
     if report.get("load"):
         head += f"; other processes that compute beside them: {report['load']}"
-    return "\n".join([head, versions, *start_table(report), *idle_table(report), *collectives_table(report)])
+    tables = [*start_table(report), *idle_table(report), *collectives_table(report)]
+    return "\n".join([head, versions, *tables, *late_lines(report)])
 
 
 if __name__ == "__main__":
