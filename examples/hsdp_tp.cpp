@@ -1,7 +1,7 @@
 // Hybrid-sharded data parallel x tensor parallel training on a mesh (replicate=2, shard=2, tp=2),
 // eight processes:
 //
-//     devicemesh run -n 8 -- ./hsdp_tp --data examples/data/digits.csv --check
+//     devicemesh run -n 8 -- target/examples/hsdp_tp --data examples/data/digits.csv --check
 //
 // An MLP 64-128-10 learns the UCI digits. It is parallel in four ways, each with a communicator:
 //

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Data-parallel training in JAX: one process per device, the gradients averaged inside jax.jit.
 
-    devicemesh run -n 4 -- python examples/jax_dp.py --check
+    devicemesh run -n 4 -- python3 examples/jax_dp.py --check
 
 Each rank trains on its share of every batch. --check also trains in one process, on the whole
 batches, and compares the losses.

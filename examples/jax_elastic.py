@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The training of jax_dp.py as a job that heals: any rank may be killed at any time.
 
-    devicemesh run -n 3 --restart rank --max-restarts 5 -- python examples/jax_elastic.py
+    devicemesh run -n 3 --restart rank --max-restarts 5 -- python3 examples/jax_elastic.py
 
 A rank that is killed is started again, and gets the parameters from another rank. The ranks wait for it
 (--replace), or go on without it, and then let it in at the end of an epoch. The ranks that are left share

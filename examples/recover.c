@@ -1,8 +1,8 @@
 /* A job that heals: ranks may be killed at any time. Processes that are started again come back in
  * their places, spares take places, and where nobody is left the job goes on with fewer replicas.
  *
- *     devicemesh run -n 6 --restart rank --max-restarts 3 -- recover 1000     (dp=3, tp=2)
- *     devicemesh run -n 7 --failure-grace 1d -- recover 1000 1                with one spare
+ *     devicemesh run -n 6 --restart rank --max-restarts 3 -- target/examples/recover 1000     (dp=3, tp=2)
+ *     devicemesh run -n 7 --failure-grace 1d -- target/examples/recover 1000 1                with one spare
  *
  * The arguments are the number of steps, the number of spares, and how many milliseconds the others
  * wait for a process in the place of a lost one before they go on smaller (0 and 0). Kill a

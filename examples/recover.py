@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A job that heals, in Python: any rank may be killed at any time, and comes back as a new process.
 
-    devicemesh run -n 3 --restart rank --max-restarts 5 -- python examples/recover.py
+    devicemesh run -n 3 --restart rank --max-restarts 5 -- python3 examples/recover.py
 
 The ranks fit a line to data, and each takes its share of every batch. A rank that is killed is started
 again, and gets the weights from another rank. The others wait for it, so the result is that of a job that

@@ -1,7 +1,7 @@
 /* A job that survives the loss of ranks. It reads no message: which ranks are lost, and whether to
  * go on, it learns from statuses and structs alone.
  *
- *     devicemesh run -n 8 --failure-grace 60 -- ./survive 1000
+ *     devicemesh run -n 8 --failure-grace 60 -- target/examples/survive 1000
  *
  * Kill some of its processes meanwhile (kill -9). The mesh is (dp, tp=2). A rank that is lost takes
  * its replica with it, so the job goes on with fewer replicas. */

@@ -115,7 +115,13 @@ fi
 if [ -z "$DESTDIR" ]; then
   PATH=$PATH:/usr/sbin:/sbin
   if [ "$(id -u)" = 0 ]; then ldconfig 2>/dev/null || true; fi
-  if [ "$action" = install ] && ! ldconfig -p 2>/dev/null | grep -qF " $LIBDIR/libdevicemesh.so.$soversion"; then
+  # The cache may name the folder in another way: /lib for /usr/lib, for example.
+  is_found() {
+    ldconfig -p 2>/dev/null | sed -n "s/^.*libdevicemesh\.so\.$soversion .*=> //p" | while read -r found; do
+      if [ "$found" -ef "$LIBDIR/libdevicemesh.so.$soversion" ]; then echo found; fi
+    done | grep -q found
+  }
+  if [ "$action" = install ] && ! is_found; then
     echo "The loader does not look in $LIBDIR: link programs with -Wl,-rpath,$LIBDIR, or set LD_LIBRARY_PATH, or name the folder in /etc/ld.so.conf.d and run ldconfig."
   fi
 fi

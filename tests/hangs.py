@@ -125,27 +125,31 @@ def children_of(pid):
         return []
 
 
-def until(jobs, kind, *options, **how):
-    """Asks until the first finding is of this kind, and the ranks have made the mesh, unless they
-    hang before. Gives the job of the report."""
+def until(jobs, way, *options, also="", **how):
+    """Asks until the report is the one of a job that hangs in this way (check), and its first
+    sentence also has these words. Before that, a rank that waits for a processor may be the one
+    that is behind. Gives the job of the report."""
     last = time.monotonic() + PATIENCE
     while True:
         report, code = jobs.why("--after", "0.3s", *options, **how)
         found = report["jobs"] if code in (0, 1) else []
-        findings = [job["findings"] for job in found]
         # A rank that has not been started yet has no process, like one that is gone.
-        has_begun = kind == WAYS["join"][0] or any(group["name"] == "mesh/tp" for job in found for group in job["groups"])
-        if has_begun and findings and findings[0] and findings[0][0]["kind"] == kind:
-            assert code == 1 and len(found) == 1 and found[0]["stuck"], report
+        has_begun = way == "join" or any(group["name"] == "mesh/tp" for job in found for group in job["groups"])
+        try:
+            assert has_begun and code == 1 and len(found) == 1 and found[0]["stuck"] and found[0]["findings"], report
+            check(found[0], way)
+            assert also in found[0]["summary"], found[0]["summary"]
             return found[0]
-        assert time.monotonic() < last, f"not {kind}: {report}"
+        except AssertionError as wrong:
+            assert time.monotonic() < last, f"not {way}: {wrong}: {report}"
         time.sleep(0.1)
 
 
 def check(job, way):
     """The report of a job that hangs in this way names the rank and the call."""
-    _, ranks, sentence = WAYS[way]
+    kind, ranks, sentence = WAYS[way]
     first = job["findings"][0]
+    assert first["kind"] == kind, first
     assert way != "die" or "in all-reduce 6 of mesh/tp (ranks 0-3)" in first["sentence"], first
     assert sentence in first["sentence"] and job["summary"] == first["sentence"], first
     assert ranks in (None, first["ranks"]), first
@@ -158,7 +162,7 @@ def count(jobs, way, times):
     for _ in range(times):
         jobs.start(way)
         try:
-            until(jobs, WAYS[way][0])
+            until(jobs, way)
             began = time.monotonic()
             report, code = jobs.why("--after", "0.3s")
             took.append(time.monotonic() - began)

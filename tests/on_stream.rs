@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use devicemesh::comm::{MeshOptions, Operator, RootComms, View, World, WorldOptions};
+use devicemesh::comm::{Memory, MeshOptions, Operator, RootComms, View, World, WorldOptions};
 use devicemesh::cudarc;
 use devicemesh::error::{Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
@@ -99,6 +99,30 @@ fn collectives_over_device_memory() {
             mesh.root_comms().finalize().unwrap();
         };
         std::thread::scope(|scope| [0, 1].map(|this| scope.spawn(move || rank(this))).map(|one| one.join().unwrap()));
+    });
+}
+
+/// The program may make another device current meanwhile.
+#[test]
+fn memory_lies_on_the_device_of_its_world() {
+    with_device("memory_lies_on_the_device_of_its_world", &[], |log| {
+        let first = CudaContext::new(0).unwrap();
+        first.bind_to_thread().unwrap();
+        let world = join("cuda", 0, 1, Arc::new(MemoryStore::default()));
+        let memory = Memory::of(&world).unwrap();
+        let second = CudaContext::new(1).unwrap();
+        second.bind_to_thread().unwrap();
+        let buffer = memory.buffer(4).unwrap();
+        buffer.write(0, &[1, 2, 3, 4]).unwrap();
+        let mut got = [0; 4];
+        buffer.read(0, &mut got).unwrap();
+        assert_eq!(got, [1, 2, 3, 4]);
+        drop(buffer);
+        let order = Order::of(log);
+        assert_eq!(order.of_kind("context 1000 allocates").len(), 1);
+        assert_eq!(order.of_kind("context 1000 gives memory back").len(), 1);
+        let current = cudarc::driver::result::ctx::get_current().unwrap();
+        assert_eq!(current, Some(second.cu_ctx()), "the program's own choice stays");
     });
 }
 

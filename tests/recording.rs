@@ -6,19 +6,23 @@ mod ports;
 use std::ffi::c_void;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use devicemesh::ccl::RawComm;
-use devicemesh::comm::{DimOptions, MeshOptions, Operator, RootComms, View, World, WorldOptions};
+use devicemesh::comm::{DimOptions, MeshOptions, Operands, Operator, RootComms, View, World, WorldOptions};
 use devicemesh::error::Error;
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::rendezvous::JoinOptions;
 use ports::free_port;
-use recording::{ChannelState, EntryState, Operation, RecordedCall, RecordedChannel, Snapshot};
+use recording::place::NAME;
+use recording::{ChannelState, EntryState, Operation, RecordedCall, RecordedChannel, Recorder, Snapshot, layout};
 
 /// The variable that tells a child process what to do: its rank, the size of the world, its role,
 /// and the port at which the ranks meet.
@@ -128,6 +132,7 @@ fn child() {
     let Ok(text) = std::env::var(CHILD) else { return };
     let words: Vec<&str> = text.split(' ').collect();
     let [rank, size, port] = [words[0], words[1], words[3]].map(|word| word.parse::<usize>().unwrap());
+    let _other = (words[2] == "two_copies").then(other_recording);
     let world = match join(rank, size, port as u16) {
         Ok(world) => world,
         Err(error) => return say(format_args!("{}: {}", error.status().name(), error.message())),
@@ -139,7 +144,7 @@ fn child() {
             mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum).unwrap();
             world.finalize(None).unwrap();
         }
-        "deadline" => deadline(&world),
+        "deadline" | "two copies" => deadline(&world),
         "elsewhere" => elsewhere(&world),
         "crossed" => crossed(&world),
         "differs" => differs(&world),
@@ -152,6 +157,19 @@ fn child() {
         }
         role => panic!("{role}"),
     }
+}
+
+/// Opens a recording as another copy of the library in this process would.
+fn other_recording() -> File {
+    let words = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
+    let recorder = Recorder::new(words, std::process::id(), "alpha", "0.1.0");
+    // SAFETY: the name is a text of C.
+    let memory = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(memory >= 0);
+    // SAFETY: the descriptor is new, and nobody else has it.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(memory) });
+    file.write_all_at(&recorder.with_memory().unwrap().1, 0).unwrap();
+    file
 }
 
 /// Rank 0 waits in the fourth all-reduce along dp, in which rank 1 does not come before its parent
@@ -185,10 +203,15 @@ fn say_outcome(outcome: Result<(), Error>) {
     }
 }
 
-/// Rank 0 waits in its second all-reduce, in which rank 1 does not come.
+/// Rank 0 waits in its second all-reduce, in which rank 1 does not come. Rank 0 has made operations
+/// of its own, which are no calls of the group.
 fn deadline(world: &Arc<World>) {
     let mesh = mesh_within(world, &[2], &["dp"], SHORT);
     let mut values = [1.0_f32; 8];
+    if world.rank() == 0 {
+        let operands = Operands::new(8, 7, std::ptr::null_mut());
+        (0..2).for_each(|_| mesh.operate("mine", 0, operands, &[], |_, _| 0).unwrap());
+    }
     mesh.all_reduce("dp", &mut values, Operator::Sum).unwrap();
     if world.rank() == 0 {
         say_outcome(mesh.all_reduce("dp", &mut values, Operator::Sum));
@@ -448,10 +471,12 @@ fn says_all(rank: &Rank, parts: &[&str]) {
 
 #[test]
 fn the_error_at_the_deadline_says_where_the_late_rank_is() {
-    let mut ranks = start(2, "deadline");
-    let place = "; rank 1 is at all-reduce 1 of mesh/dp; this rank is in all-reduce 2 of mesh/dp";
-    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", "rank 1 did not come within 1500 ms", place]);
-    ranks.iter_mut().for_each(Rank::ends_well);
+    for role in ["deadline", "two_copies"] {
+        let mut ranks = start(2, role);
+        let place = "; rank 1 is at all-reduce 1 of mesh/dp; this rank is in all-reduce 2 of mesh/dp";
+        says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", "rank 1 did not come within 1500 ms", place]);
+        ranks.iter_mut().for_each(Rank::ends_well);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -51,6 +52,36 @@ def test_quick(tmp_path):
     assert len(cases) == 24 and {(dtype, ranks) for _, dtype, ranks, _ in cases} == {("float32", 2), ("float32", 8)}, cases
 
 
+@pytest.fixture
+def modules_of_the_bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benches/peers"))
+    monkeypatch.syspath_prepend(str(ROOT / "benches"))
+
+
+def test_a_library_that_takes_too_long_is_ended(modules_of_the_bench):
+    """What it has printed by then counts, and the tables say that it was ended. What it has started
+    is gone (conftest.py looks for what is left). The test takes over 5 s, so that a busy machine
+    starts the shell in time."""
+    import bench
+    import contestants
+    import table
+    line = '{"operation": "all_reduce", "dtype": "float32", "bytes": 4, "variant": "", "iterations": 3, "median": 1e-6, "least": 1e-6}'
+
+    class Slow:
+        name = "ours"
+
+        def output(self, *_, timeout):
+            return contestants.run(["sh", "-c", f"echo '{line}'; sleep 1000 & wait"], timeout=timeout, start_new_session=True)
+
+    report = {"machine": "a machine", "date": "today", "rounds": 1, "scheduling": "none", "versions": {"ours": ""}, "start": [], "idle": [],
+              "memory": [], "collectives": [], "late": []}
+    options = SimpleNamespace(scheduling="none", budget=1, operations=["all_reduce", "broadcast"], dtypes=["float32"], sizes=[4], longest=5)
+    bench.measure("collectives", Slow(), options, 2, 0, report)
+    assert [one["operation"] for one in report["collectives"]] == ["all_reduce"], report
+    text = table.whole(report)
+    assert text.endswith("\n\ndevicemesh on 2 ranks, round 1: not done after 5 s, so some of its figures are missing"), text
+
+
 def test_on_a_busy_machine(tmp_path):
     """With --load, the report names the number of processes that compute beside the libraries. The
     bench ends these processes (conftest.py looks for what is left)."""
@@ -63,10 +94,8 @@ def test_on_a_busy_machine(tmp_path):
     assert "scheduling: none; other processes that compute beside them: 1\n" in done.stdout, done.stdout
 
 
-def test_limit_of_the_memory(monkeypatch):
+def test_limit_of_the_memory(modules_of_the_bench):
     """The table's column of what memory allows, for a report that is made up."""
-    monkeypatch.syspath_prepend(str(ROOT / "benches/peers"))
-    monkeypatch.syspath_prepend(str(ROOT / "benches"))
     from table import limit
     report = {"memory": [{"bytes_per_second": rate} for rate in (40e9, 10e9, 20e9)]}
     assert limit(report, "all_reduce", 8, 1 << 30) == "859 ms" and limit(report, "all_gather", 7, 1 << 30) == "429 ms"

@@ -195,6 +195,7 @@ def test_the_jax_wheel_does_not_follow_from_the_umask_nor_from_a_folder(stand_in
         assert f"devicemesh_jax-{VERSION}.dist-info/licenses/{licences.NAME}" in archive.namelist()
     for line in ("Name: devicemesh-jax", f"Requires-Dist: devicemesh=={SOVERSION}.*", "Requires-Python: >=3.11"):
         assert f"\n{line}\n" in told, told[:600]
+    assert "](../" not in told, "a link that leads nowhere on PyPI"
 
 
 def test_a_newer_c_plus_plus_library_needs_a_known_profile(tmp_path):

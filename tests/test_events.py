@@ -12,7 +12,7 @@ import time
 import pytest
 
 from netlab import Lab
-from support.processes import environment, state_and_parent
+from support.processes import environment, is_stopped
 
 PATIENCE = 60.0
 EVENT = re.compile(r"rank (?P<rank>\d+) of (?P<size>\d+): (?P<kind>\w+)(?: ranks=(?P<ranks>[\d,]+))? group=(?P<group>.*) dim=(?P<dim>\S+) "
@@ -60,7 +60,7 @@ class Watched:
         return self.until(lambda: list(filter(fits, self.events(rank, "slow"))))[0]
 
     def stopped(self, rank):
-        self.until(lambda: state_and_parent(self.ranks[rank].pid)[0] == "T")
+        self.until(lambda: is_stopped(self.ranks[rank].pid))
 
     def go_on(self, rank):
         os.kill(self.ranks[rank].pid, signal.SIGCONT)

@@ -218,6 +218,13 @@ def asks(moved, tmp_path):
     return project
 
 
+def test_source_tree_with_other_folders_of_cargo(asks):
+    """A relative folder counts from the repository, and cargo makes one for each machine."""
+    output = flat(asks("find_package(devicemesh REQUIRED)\n", f"-Ddevicemesh_DIR={ROOT}/cmake", code=1,
+                       CARGO_TARGET_DIR="else/where", CARGO_BUILD_TARGET="some-machine"))
+    check(f"{ROOT}/else/where/some-machine/release/libdevicemesh.so is missing" in output, output)
+
+
 def test_versions(moved, asks):
     major, minor, patch = (int(part) for part in VERSION.split("."))
     suits = ["", f"{major}.{minor}", VERSION, f"{VERSION} EXACT", f"{major}.{minor}...{major}.{minor + 1}"]
@@ -350,6 +357,23 @@ def test_uninstall(tmp_path):
     # The tool, which prints some of the installed files, need not be there any more.
     run("make", "uninstall", *where, "RELEASE=/nowhere")
     check(list(tree(prefix)) == ["lib64/libother.so"], f"left are {sorted(tree(prefix))}")
+
+
+@pytest.mark.parametrize("folder", ["seen", "elsewhere"])
+def test_a_loader_that_does_not_look_there(tmp_path, folder):
+    """The loader's cache may name the folder by a link, as /lib is one on Debian."""
+    (tmp_path / "seen").symlink_to(tmp_path / "prefix/lib")
+    (tmp_path / "elsewhere").mkdir()
+    ldconfig = tmp_path / "bin/ldconfig"
+    ldconfig.parent.mkdir()
+    for name in ("libdevicemesh.so.0", f"libdevicemesh.so.{SOVERSION}"):
+        (tmp_path / "elsewhere" / name).touch()
+        with open(ldconfig, "a") as script:
+            script.write(f"echo '\t{name} (libc6,x86-64) => {tmp_path}/{folder}/{name}'\n")
+    ldconfig.write_text("#!/bin/sh\n" + ldconfig.read_text())
+    ldconfig.chmod(0o755)
+    output = run("make", "install", f"PREFIX={tmp_path}/prefix", PATH=f"{ldconfig.parent}:{os.environ['PATH']}")
+    check(("The loader does not look in" in output) == (folder == "elsewhere"), output)
 
 
 def test_an_action_that_is_not_known():

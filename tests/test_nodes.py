@@ -16,7 +16,7 @@ import pytest
 from netlab import Lab
 from support.paths import TOOL
 from support.processes import environment, kill_all, run
-from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends
+from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends, says, without_waits
 
 
 class Node:
@@ -84,7 +84,7 @@ def numbered(nodes, ranks, more=""):
 
 def causes(outputs):
     """The lines that name the cause, without what differs from node to node."""
-    first = [[line for line in err.splitlines() if "waiting for" not in line][0] for _, err in outputs]
+    first = [without_waits(err)[0] for _, err in outputs]
     return {re.sub(r"(; .* (SIGTERM|still)|, passed on).*", "", line) for line in first}
 
 
@@ -160,8 +160,7 @@ def test_a_second_signal_ends_all_at_once(together):
     nodes = together(numbered(2, 1, "--grace-period 60"), "trap '' INT; echo $$; while :; do sleep 0.1; done")
     pids = [node.line() for node in nodes]
     nodes[1].signal(signal.SIGINT)
-    said = nodes[0].process.stderr.readline()
-    assert f"node 1 ({HERE}): got signal 2 (SIGINT), passed on to 1 rank here, which is killed in 60 s" in said, said
+    says(nodes[0].process, f"node 1 ({HERE}): got signal 2 (SIGINT), passed on to 1 rank here, which is killed in 60 s")
     time.sleep(0.6)  # Signals within half a second are the same wish.
     nodes[1].signal(signal.SIGINT)
     nodes[1].ends(130, r"killed rank 1, which had not ended before a second signal \(SIGINT\)")
@@ -223,8 +222,7 @@ def job(script, nodes):
     ("-n 4", "exit 7", "their arguments differ")], ids=["arguments", "rdzv-id", "one node"])
 def test_a_stranger_is_refused_and_the_job_goes_on(node, endpoint, options, script, said):
     first = node(endpoint, "--nnodes 2 -n 1", "exit 0")
-    wait = first.process.stderr.readline()
-    assert "waiting for 1 of 2 nodes; there is one on" in wait, wait
+    says(first.process, "waiting for 1 of 2 nodes; there is one on")
     shape = "1 node" if options == "-n 4" else "2 nodes"
     both = rf"tcp://{endpoint} serves {job('exit 0', '2 nodes')}, started \d+ s ago on {PID}, while this is {job(script, shape)} on {PID}: "
     node(endpoint, options, script).ends(1, both + said)
@@ -234,7 +232,7 @@ def test_a_stranger_is_refused_and_the_job_goes_on(node, endpoint, options, scri
 
 def test_a_job_that_waits_in_vain_repeats_whom_it_refused(node, endpoint):
     first = node(endpoint, "--nnodes 2 -n 1 --rdzv-timeout 3", "exit 0")
-    assert "waiting for 1 of 2 nodes" in first.process.stderr.readline()
+    says(first.process, "waiting for 1 of 2 nodes")
     node(endpoint, "--nnodes 2 -n 1", "exit 7").ends(1, "their arguments differ")
     first.ends(1, r"1 of 2 nodes did not come to .* within 3 s .*; refused a node of another job: .*their arguments differ.*\n$")
 
@@ -339,13 +337,12 @@ def test_who_lacks_the_secret_does_not_join(node, endpoint):
 def test_a_node_that_waits_says_who_was_refused_for_a_secret(node, endpoint, first, second, why):
     """It says so at once, and again at the end, with all that were refused since then."""
     waiting = node(endpoint, "--nnodes 2 --node-rank 0 -n 1 --rdzv-timeout 6s", "exit 0", **first)
-    line = waiting.process.stderr.readline()
-    assert "waiting for node 1 of 2" in line, line
+    says(waiting.process, "waiting for node 1 of 2")
     refused = rf"the store refused {{}}, the last one from 127.0.0.1, because {why}: give all nodes the same DM_STORE_SECRET, or none\n"
     for attempt in range(2):
         node(endpoint, "--nnodes 2 --node-rank 1 -n 1 --rdzv-timeout 3s", "exit 0", **second).ends(1, "DM_STORE_SECRET")
         if attempt == 0:
-            line = waiting.process.stderr.readline()
+            line = says(waiting.process, "the store refused")
             assert re.fullmatch("devicemesh run: " + refused.format("1 connection"), line), line
     waiting.ends(1, r"^devicemesh run: node 1 of 2 did not come to .*; " + refused.format("2 connections"))
 
@@ -421,11 +418,12 @@ def test_hosts_with_one_number_name_each_other(tmp_path, node):
             nodes.append(node("alpha:29400", "--nnodes 2 -n 1 --node-rank 0", "exit 0",
                               spawn=lambda command, name=name, **more: hosts.spawn(name, command, **more)))
             if name == "alpha":
-                assert "waiting for node 1 of 2; there is node 0 on alpha" in nodes[0].process.stderr.readline()
+                says(nodes[0].process, "waiting for node 1 of 2; there is node 0 on alpha")
         outputs = [node.ends(1) for node in nodes]
     pids = r"(alpha \(pid \d+\) and beta|beta \(pid \d+\) and alpha) \(pid \d+\)"
-    said = rf"devicemesh run: {pids} both have --node-rank 0: number the nodes 0 to 1, or leave --node-rank out\n"
-    assert re.fullmatch(said, outputs[0][1]) and outputs[0][1] == outputs[1][1], outputs
+    said = rf"devicemesh run: {pids} both have --node-rank 0: number the nodes 0 to 1, or leave --node-rank out"
+    first, second = (without_waits(err) for _, err in outputs)
+    assert len(first) == 1 and re.fullmatch(said, first[0]) and first == second, outputs
 
 
 def test_a_killed_tool_of_another_host_is_told_from_a_lost_host(lab):

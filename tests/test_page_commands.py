@@ -81,6 +81,8 @@ WAYS = [
     ("bindings/go/README.md", r"cd bindings/go && go build -o train ./examples/dataparallel",
      By("tests/test_go.py", '"build", "-o", .* "./examples/dataparallel"', "with its own toolchain")),
     ("bindings/go/README.md", r"../../target/release/devicemesh run -n 4 -- ./train", By("tests/test_go.py", 'TOOL, "run", "-n", 4')),
+    ("bindings/python/README.md", r"python3 -m venv ",
+     By("tests/test_python.py", '"-m", "venv"', "and the environment's own programs, by their paths")),
     ("bindings/python/README.md", r"pip install -v ./bindings/python",
      By("tests/test_readme.py", r"pip install \\./bindings/python", README)),
     ("bindings/python/README.md", r"python -m devicemesh run -n 8 -- python train.py", By("tests/test_python.py", '"-m", "devicemesh"')),

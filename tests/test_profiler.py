@@ -40,7 +40,8 @@ def test_calls_are_recorded(profiler, version, tmp_path):
         # Version 3 does not say how large the communicator is.
         ("tp: reduce-scatter 14 B" if version > 3 else "tp: reduce-scatter", issued),
         *([("tp: all-to-all 128 B", issued)] if KINDS[version] & COPIES else []),
-        ("tp: send 24 B", issued),
+        ("tp: send 24 B", done),
+        ("tp: recv 40 B", issued),
         ("tp: all-reduce 40 B", "not ended"),
     ]
     assert calls == expected, calls

@@ -14,8 +14,8 @@ import time
 import pytest
 
 from support.paths import TOOL
-from support.processes import environment, run, wait_until
-from support.tool import HERE, PATIENCE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting
+from support.processes import environment, is_stopped, run, wait_until
+from support.tool import HERE, PATIENCE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting, without_waits
 
 # How often the rank, or the job, was started again.
 COUNT = "$TORCHELASTIC_RESTART_COUNT"
@@ -221,6 +221,8 @@ def test_ctrl_z_also_stops_a_restart(start):
     says(tool, "starts again after 2 s")
     tool.send_signal(signal.SIGTSTP)
     says(tool, "stopped 0 ranks")
+    # The tool stops after its message, and a SIGCONT before that would be lost.
+    wait_until(lambda: is_stopped(tool.pid), "the tool is stopped", PATIENCE)
     time.sleep(2.2)  # Longer than the pause.
     assert os.read(tool.stdout.fileno(), 100).decode() == "0\n1\n2\n"
     tool.send_signal(signal.SIGCONT)
@@ -317,38 +319,58 @@ def test_a_lost_node_may_come_back(nodes, lost):
     assert ends(both[1 - lost], 0)[0] == f"{1 - lost} 1\n"
 
 
-@pytest.mark.parametrize("options, sent, said, code",
-                         [(("", ""), signal.SIGINT, "got signal 2 (SIGINT)", 130),
-                          (("--grace-period 0.5", "--timeout 2"), None, "not done after 2 s (--timeout)", 124)],
-                         ids=["ctrl-c", "timeout"])
-def test_an_end_at_one_node_between_two_attempts_ends_all(nodes, tmp_path, options, sent, said, code):
-    """Rank 1 fails. Node 0 waits for its rank, which takes its time. Meanwhile node 1, which waits
-    for node 0 to meet it again, gets the signal, or its --timeout passes."""
-    os.mkfifo(tmp_path / "go")
-    script = f"test $RANK = 1 && {failing_after(tmp_path / 'trapped')}; trap 'echo asked; read line < {tmp_path}/go; exit 0' TERM; " \
-             f": > {tmp_path}/trapped; while :; do sleep 0.05; done"
-    first, second = nodes(*(f"--node-rank {node} -n 1 --max-restarts 3 {more}" for node, more in enumerate(options)), script=script)
-    assert line(first) == "asked"
+@pytest.mark.parametrize("number, options, sent, said, code",
+                         [(0, "", signal.SIGINT, "got signal 2 (SIGINT)", 130), (1, "", signal.SIGINT, "got signal 2 (SIGINT)", 130),
+                          (1, "--timeout 2", None, "not done after 2 s (--timeout)", 124)],
+                         ids=["ctrl-c at the node of the store", "ctrl-c", "timeout"])
+def test_an_end_at_one_node_between_two_attempts_ends_all(nodes, tmp_path, number, options, sent, said, code):
+    """The rank of a node fails. The other node's rank takes its time. Meanwhile the first node
+    waits for the other one, and gets the signal, or its --timeout passes. Node 0 has the store."""
+    go = tmp_path / "go"
+    script = f"test $RANK = {number} && {failing_after(tmp_path / 'trapped')}; " \
+             f"trap 'echo asked; until test -e {go}; do sleep 0.01; done; exit 0' TERM; : > {tmp_path}/trapped; while :; do sleep 0.05; done"
+    both = nodes(*(f"--node-rank {node} -n 1 --max-restarts 3 {options if node == number else ''}" for node in (0, 1)), script=script)
+    assert line(both[1 - number]) == "asked"
     if sent is not None:
-        second.send_signal(sent)
-    says(second, said)
-    (tmp_path / "go").write_text("go\n")
-    for node in (first, second):
+        both[number].send_signal(sent)
+    announced = says(both[number], said)
+    go.touch()
+    for node in both:
         _, err = ends(node, code)
-        assert f"node 1 ({HERE}): {said}" in err or node is second, err
+        assert announced not in err if node is both[number] else f"node {number} ({HERE}): {said}" in err, err
         assert "restart 2" not in err, err
 
 
 def test_output_that_a_node_loses_between_two_attempts_ends_all(nodes, spawn, tmp_path):
     """Rank 0 fails. Rank 1 writes its last line to a full device, and node 1 must not leave node 0
     alone in the next meeting."""
-    script = f"test $RANK = 0 && {failing_after(tmp_path / 'trapped')}; trap 'echo bye; exit 0' TERM; : > {tmp_path}/trapped; while :; do sleep 0.05; done"
+    script = f"test {COUNT} = 1 && {SLEEP}; test $RANK = 0 && {failing_after(tmp_path / 'trapped')}; " \
+             f"trap 'echo bye; exit 0' TERM; : > {tmp_path}/trapped; while :; do sleep 0.05; done"
     options = ["--nnodes", 2, *QUICK, "--rdzv-endpoint", f"127.0.0.1:{nodes.port}", "-n", 1, "--max-restarts", 3]
     second = spawn("/bin/sh", "-c", 'exec "$0" "$@" >/dev/full', TOOL, "run", "--node-rank", 1, "--prefix", *options, "--", "/bin/sh", "-c", script)
     (first, ) = nodes("--node-rank 0 -n 1 --max-restarts 3", script=script)
     for node in (first, second):
         _, err = ends(node, 1)
         assert "cannot write to standard output: No space left on device" in err and "restart 2" not in err, err
+
+
+def test_ctrl_c_at_one_node_just_after_a_failure_at_another_ends_all(nodes, tmp_path):
+    """Rank 0 fails while node 1's tool is stopped, and the job is to start again. Node 1 learns of
+    the failure and gets the signal at the same moment, in any order."""
+    os.mkfifo(tmp_path / "fail")
+    script = f"test {COUNT} = 1 && {SLEEP}; echo $PPID; test $RANK = 0 || {SLEEP}; read line < {tmp_path}/fail; exit 3"
+    first, second = nodes(*(f"--node-rank {node} -n 1 --max-restarts 3" for node in (0, 1)), script=script)
+    keeper = int(line(second))
+    os.kill(keeper, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(keeper), "node 1 is stopped")
+    (tmp_path / "fail").write_text("go\n")
+    says(first, "rank 0 ")
+    second.send_signal(signal.SIGINT)
+    os.kill(keeper, signal.SIGCONT)
+    for node in (first, second):
+        _, err = ends(node, 130)
+        assert f"node 1 ({HERE}): got signal 2 (SIGINT)" in err or node is second and "got signal 2 (SIGINT)" in err, err
+        assert "restart 2" not in err, err
 
 
 def test_nodes_with_other_options_are_refused(nodes):
@@ -358,12 +380,15 @@ def test_nodes_with_other_options_are_refused(nodes):
 
 
 def test_a_rank_starts_again_on_its_own_node(nodes, tmp_path):
+    """No rank ends well before rank 1 runs again."""
     os.mkfifo(tmp_path / "again")
     options = "-n 1 --restart rank --max-restarts 1 --spares 1"
-    script = f'echo {PLACE} {COUNT} $DM_JOIN; test $RANK = 0 && exec cat {tmp_path}/again; test $RANK -gt 1 && exec sleep 1; test {COUNT} = 0 && exit 3; : > {tmp_path}/again'
+    script = f'echo {PLACE} {COUNT} $DM_JOIN; test $RANK = 0 && exec cat {tmp_path}/again; ' \
+             f'test $RANK -gt 1 && {{ until test -e {tmp_path}/done; do sleep 0.01; done; exit 0; }}; ' \
+             f'test {COUNT} = 0 && exit 3; : > {tmp_path}/done; : > {tmp_path}/again'
     first, second = nodes(f"--node-rank 0 {options}", f"--node-rank 1 {options}", script=script)
     (out, err), (other, said) = ends(first, 0), ends(second, 0)
-    assert sorted(out.splitlines()) == ["0 4 0 2 2 0", "2 4 1 2 2 0"] and err == "", (out, err)
+    assert sorted(out.splitlines()) == ["0 4 0 2 2 0", "2 4 1 2 2 0"] and without_waits(err) == [], (out, err)
     assert sorted(other.splitlines()) == ["1 4 0 2 2 0", "1 4 0 2 2 1 running", "3 4 1 2 2 0"], other
     assert "rank 1 (pid " in said and f") on {HERE} exited with code 3; it starts again (restart 1 of 1)\n" in said, said
 
@@ -505,8 +530,12 @@ def test_a_try_that_hangs_is_followed_by_the_next(start, tmp_path, free_port):
 
 
 @pytest.mark.parametrize("unit", ["job", "rank"])
-def test_ranks_on_hosts_start_again(unit):
-    script = f'echo $RANK {COUNT} $DM_JOIN; test $RANK = 1 || exec sleep 1; test {COUNT} = 1 && exit 0; echo error: bad >&2; exit 3'
+def test_ranks_on_hosts_start_again(unit, tmp_path):
+    """Rank 1 fails when rank 0 has printed. Where rank 1 starts again alone, rank 0 ends later."""
+    again = tmp_path / "again"
+    script = f"echo $RANK {COUNT} $DM_JOIN; test {COUNT} = 1 && {{ : > {again}; exit 0; }}; " \
+             f"test $RANK = 1 && {{ until test -e {tmp_path}/printed; do sleep 0.01; done; echo error: bad >&2; exit 3; }}; " \
+             f": > {tmp_path}/printed; until test -e {again}; do sleep 0.01; done"
     done = run(TOOL, "run", "--hosts", "127.0.0.1,127.0.0.2", "-n", 1, "--restart", unit, "--max-restarts", 1, *QUICK, "--", "/bin/sh", "-c", script,
                env=environment(without=["DM_", "NO_COLOR"]), timeout=PATIENCE)
     joins = "1 1 running" if unit == "rank" else "1 1"

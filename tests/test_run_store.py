@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from support.paths import TOOL
-from support.processes import environment, run
-from support.tool import HERE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting
+from support.processes import children, environment, is_stopped, run, wait_until
+from support.tool import HERE, SLEEP, TOOL_OF_RANK, all_gone, ends, line, says, waiting
 
 QUICK = ("--failure-grace", "0.1", "--grace-period", "1")
 # What each rank says of the store and of its job there.
@@ -47,10 +47,13 @@ def test_one_job_after_the_other(nodes, store):
 
 
 def test_a_job_after_one_whose_nodes_were_killed(nodes):
-    both = nodes("-n 1", "-n 1", script=f"echo $RANK; {SLEEP}")
-    assert sorted(line(node) for node in both) == ["0", "1"]
+    """The keepers end soon after their nodes, and until then the store has the first job."""
+    both = nodes("-n 1", "-n 1", script=f"echo $RANK $PPID; {SLEEP}")
+    keepers = dict(line(node).split() for node in both)
+    assert sorted(keepers) == ["0", "1"]
     for node in both:
         node.kill()
+    all_gone(keepers.values())
     for node in nodes("-n 2", "-n 1", script="exit 0"):
         ends(node, 0)
 
@@ -95,6 +98,24 @@ def test_another_job_at_the_same_time_is_refused(nodes, spawn, store, tmp_path):
         ends(node, 0)
 
 
+def test_a_refused_node_is_told_although_the_last_node_comes_at_the_same_moment(nodes, spawn, store):
+    """All come while the node that waits is stopped, so it finds a refused node and the last node
+    at once."""
+    (first, ) = nodes("--node-rank 0 -n 1", script="echo ready")
+    says(first, "waiting for node 1 of 2; there is node 0 on ")
+    (keeper, ) = children(first.pid)
+    os.kill(keeper, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(keeper), "node 0 is stopped")
+    for _ in range(2):
+        ends(spawn(TOOL, "run", "--store", store.address, "-n", 1, "--", "true"), 1)
+    (second, ) = nodes("--node-rank 1 -n 1", script="echo ready")
+    assert line(second) == "ready"
+    os.kill(keeper, signal.SIGCONT)
+    _, err = ends(first, 0)
+    assert err.count("devicemesh run: refused a node of another job: ") == 2, err
+    ends(second, 0)
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_any_node_may_be_lost_and_replaced(nodes, tmp_path, lost):
     """Twice, and the nodes were started in the order of their numbers, so node 0 has begun the
@@ -116,8 +137,10 @@ def test_any_node_may_be_lost_and_replaced(nodes, tmp_path, lost):
         ends(node, 0)
 
 
-def test_the_job_starts_again_as_another_job_in_the_store(nodes):
-    script = f"{PLACE} $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0; test $RANK = 1 && exit 3; {SLEEP}"
+def test_the_job_starts_again_as_another_job_in_the_store(nodes, tmp_path):
+    """Rank 1 fails when rank 0 has printed its line."""
+    script = f"{PLACE} $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0; : > {tmp_path}/$RANK; " \
+             f"test $RANK = 1 && {{ until test -e {tmp_path}/0; do sleep 0.01; done; exit 3; }}; {SLEEP}"
     ended = [ends(node, 0) for node in nodes("-n 1 --max-restarts 1", "-n 1 --max-restarts 1", script=script)]
     jobs = sorted(said.split("/")[1] for out, _ in ended for said in out.splitlines())
     assert jobs == ["1 0", "1 0", "2 1", "2 1"], ended
@@ -177,26 +200,22 @@ def test_the_dry_run_names_the_store(store):
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_any_host_of_a_list_may_be_lost(spawn, store, tmp_path, lost):
-    script, go = waiting(tmp_path, "$RANK $DM_JOIN")
-    script = f"echo $RANK {TOOL_OF_RANK}; {script}"
+    script, go = waiting(tmp_path, f"$RANK {TOOL_OF_RANK} $DM_JOIN")
     tool = spawn(TOOL, "run", "--hosts", "127.0.0.1,127.0.0.2,127.0.0.3", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--",
                  "/bin/sh", "-c", script)
     pids = {}
     while len(pids) < 3:
         text = line(tool)
         assert text, f"the job ended: {pids}"
-        words = text.split()
-        pids |= {int(words[0]): int(words[1])} if len(words) == 2 else {}
+        rank, pid = text.split()
+        pids[int(rank)] = int(pid)
     gone = f"devicemesh run: node {lost} (127.0.0.{lost + 1}) has gone: its devicemesh run was killed by signal 9 (SIGKILL); the job goes on without its ranks"
     os.kill(pids[lost], signal.SIGKILL)
     assert says(tool, "has gone") == f"{gone} until they start again there (restart 1 of 1)\n"
     assert says(tool, "takes the place") == f"devicemesh run: takes the place of node {lost} ({HERE}): its ranks join the running job\n"
-    # The other ranks may say the rest of what they say at the start.
-    words = line(tool).split()
-    while len(words) == 1:
-        words = line(tool).split()
-    assert words[:1] == [str(lost)] and line(tool) == f"{lost} running"
-    os.kill(int(words[1]), signal.SIGKILL)
+    rank, pid, joins = line(tool).split()
+    assert (rank, joins) == (str(lost), "running")
+    os.kill(int(pid), signal.SIGKILL)
     assert says(tool, "has gone") == f"{gone}; the host has had 1 restart\n"
     go.touch()
     assert ends(tool, 0)[1] == ""

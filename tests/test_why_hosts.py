@@ -32,7 +32,7 @@ def jobs(programs, tmp_path):
 def hangs_in(jobs, way):
     """Each host says the same of the job, and how long the waits are."""
     jobs.start(way)
-    until(jobs, WAYS[way][0])
+    until(jobs, way)
     said = []
     for host in HOSTS:
         report, code = jobs.why("--after", "0.3s", host=host)
@@ -68,7 +68,7 @@ def test_one_job_asked_in_every_way(jobs, tmp_path):
         for number, host in enumerate(HOSTS)
     }
     # The secret is that of the tool, and not of the shell in which somebody asks.
-    until(jobs, "behind")
+    until(jobs, "sleep")
     said, code = jobs.why("--after", "0.3s", host="delta", json_wanted=False)
     assert code == 1 and said.startswith("hang: rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3)"), said
     assert "rank 3 (pid " in said and " on beta) sleeps; its last call, all-reduce 3 of mesh/dp (ranks 3, 7), ended" in said, said

@@ -134,7 +134,7 @@ def jobs(programs):
 
 def test_communicators_have_the_names_of_the_mesh(jobs, ras):
     jobs.start("sleep", NCCL_RAS_ADDR=ras.address())
-    job = until(jobs, "behind")
+    job = until(jobs, "sleep")
     assert job["nccl"] == [], job
     pids = {rank["rank"]: rank["pid"] for rank in job["ranks"]}
     tp = [(at, pids[at], 5 if at == 3 else 6) for at in range(4)]

@@ -1,5 +1,5 @@
-//! Asking who waits at the door of a job (dm_waiting), and whether a recovery has begun: what it finds,
-//! and what it costs.
+//! Asking who waits at the door of a job (dm_waiting), and whether a recovery has begun: what it
+//! finds, and what it costs.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

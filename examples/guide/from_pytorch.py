@@ -1,7 +1,7 @@
 """What a program of PyTorch's DeviceMesh does, with this package: eight processes, no PyTorch, no
 numpy.
 
-    devicemesh run -n 8 -- python from_pytorch.py
+    devicemesh run -n 8 -- python3 from_pytorch.py
 """
 
 from array import array

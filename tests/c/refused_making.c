@@ -4,7 +4,8 @@
  * not at the deadline of ten minutes. The next call of both ranks meets. */
 #include "check.h"
 
-#define HEAD "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"x\"],\"layout\":[[[2,1]]],\"base\":0,"
+#define TYPED(type) "{\"devicemesh\":1,\"device_type\":\"" type "\",\"shape\":[2],\"names\":[\"x\"],\"layout\":[[[2,1]]],\"base\":0,"
+#define HEAD TYPED("cpu")
 
 static const char *const kGood = HEAD "\"ranks\":[[0,2]]}", *const kWords = "rank 1 refused its own dm_init as call ";
 static const char *const kPlaces = "rank 1 refused its own dm_world_locations as call ";
@@ -54,6 +55,7 @@ static void making(const dm_init_options *options)
   REFUSED("text is NULL", dm_deserialize(NULL, options, &none));
   REFUSED("not the text of a mesh", dm_deserialize("", options, &none));
   REFUSED("ranks lists only 1 ranks", dm_deserialize(HEAD "\"ranks\":[[0,1]]}", options, &none));
+  REFUSED("cpux", dm_deserialize(TYPED("cpux") "\"ranks\":[[0,2]]}", options, &none));
   REFUSED("text is not UTF-8", dm_deserialize("\xff", options, &none));
   REFUSED("options.ranks is not NULL", dm_deserialize(kGood, &ranks, &none));
   REFUSED("DM_INIT_OWN_COMMS", dm_deserialize(kGood, &owning, &none));

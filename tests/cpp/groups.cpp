@@ -210,6 +210,82 @@ static void raw(const Ring &ring)
   mesh.all_reduce("x", std::vector<float>(mine), theirs);
 }
 
+// A call that would wait, or end, without the collected operations is refused.
+static void waits(const Ring &ring)
+{
+  const dm::Mesh &mesh = ring.mesh;
+  const dm::nothrow::Mesh quiet(mesh.clone().release());
+  const dm::World world = mesh.world();
+  const auto inside = [&](const char *text, bool tells) {
+    using Status = dm::Status;
+    THROWS(Status::invalid_state, std::string("stream_wait: ") + text, mesh.stream_wait("x", nullptr));
+    REFUSED(Status::invalid_state, std::string("stream_wait: ") + text, quiet.stream_wait("x", nullptr));
+    if (!tells) return;
+    THROWS(Status::invalid_state, std::string("barrier: ") + text, mesh.barrier("x"));
+    THROWS(Status::invalid_state, std::string("finalize: ") + text, mesh.finalize());
+    THROWS(Status::invalid_state, std::string("all_gather_bytes: ") + text, mesh.all_gather_bytes("x", "mine"));
+    REFUSED(Status::invalid_state, std::string("broadcast_bytes: ") + text, quiet.broadcast_bytes("x", "mine", 0));
+    THROWS(Status::invalid_state, std::string("barrier: ") + text, world.barrier());
+    THROWS(Status::invalid_state, std::string("all_gather_bytes: ") + text, world.all_gather_bytes("mine"));
+    THROWS(Status::invalid_state, std::string("broadcast_bytes: ") + text, world.broadcast_bytes("mine", 0));
+    THROWS(Status::invalid_state, std::string("locations: ") + text, world.locations());
+    THROWS(Status::invalid_state, std::string("finalize: ") + text, world.finalize());
+    THROWS(Status::invalid_state, std::string("finalize_default: ") + text, dm::World::finalize_default());
+  };
+  std::vector<std::int32_t> sum(3, 1);
+  mesh.group([&] {
+    mesh.barrier("x");  // nothing is collected yet
+    mesh.all_reduce("x", sum);
+    inside("this thread has not left group(); 1 operation is queued", ring.ranks == 1);
+    mesh.group([&] {
+      mesh.all_reduce("x", sum);
+      inside("this thread has not left group(); 2 operations are queued", false);
+    });
+  });
+  CHECK(sum == std::vector<std::int32_t>(3, ring.ranks * ring.ranks));
+  mesh.stream_wait("x", nullptr);
+  mesh.barrier("x");
+  if (ring.ranks == 1) return;
+  // The other ranks need not wait for a rank that is refused.
+  if (ring.me == 0) {
+    mesh.group([&] {
+      mesh.all_reduce("x", sum);
+      THROWS(dm::Status::invalid_state, "barrier: ", mesh.barrier("x"));
+    });
+  } else {
+    THROWS(dm::Status::invalid_argument, "rank 0", mesh.barrier("x"));
+    mesh.all_reduce("x", sum);
+  }
+  mesh.barrier("x");
+}
+
+// An abort in the callback ends the library's group. So the operations that were collected before
+// and after it are not made one by one.
+static void aborts(const Ring &ring)
+{
+  const dm::Mesh &mesh = ring.mesh;
+  const std::vector<float> mine(4, 1);
+  std::vector<float> theirs(4);
+  const char *const text = "group: an abort or a recovery in its callback has ended it";
+  for (const bool is_inner : {false, true}) {
+    dm::DimOptions apart;
+    apart.own_comm = true;
+    const dm::Mesh other = dm::init("cpu", {{"x", ring.ranks, apart}});
+    const auto body = [&] {
+      mesh.send("x", mine, ring.next);
+      other.abort();
+      mesh.recv("x", theirs, ring.before);
+    };
+    THROWS(dm::Status::aborted, text, (mesh.group([&] {
+      // The error of the inner group fails the outer one also where it is caught.
+      if (is_inner) THROWS(dm::Status::aborted, text, (mesh.group(body), 0));
+      else body();
+    }), 0));
+    CHECK(theirs[0] == 0);
+    ring.turn(60);
+  }
+}
+
 static void kept(const Ring &ring)
 {
   const dm::Mesh &mesh = ring.mesh;
@@ -268,6 +344,8 @@ int main()
     exceptions(ring);
     refusals(ring);
     raw(ring);
+    waits(ring);
+    aborts(ring);
     kept(ring);
     if (ranks == 1) without_memory(mesh);
     ring.turn(50);

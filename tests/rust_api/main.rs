@@ -50,6 +50,36 @@ fn in_worlds<T: Send>(size: usize, body: impl Fn(&Arc<World>, usize) -> T + Sync
 }
 
 #[test]
+fn a_mesh_of_another_world_is_refused_on_all_ranks() {
+    let errors = in_worlds(2, |world, rank| {
+        let create = |device_type: &str, ranks: usize, of: usize| {
+            let shape = [ranks];
+            let spec = MeshSpec::new(device_type, &shape, ranks, of).names(&["dp"]);
+            let made = RootComms::create(world, Mesh::new(&spec).unwrap(), &MeshOptions::default());
+            made.err().map(|error| (error.status(), error.message().to_owned()))
+        };
+        let own = |device_type: &str, ranks: usize, of: usize| match rank {
+            0 => create(device_type, ranks, of),
+            _ => create("cpu", 2, 1),
+        };
+        let refused = [own("cpu", 8, 0), own("cpu", 2, 1), own("cuda", 2, 0)];
+        assert_eq!(create("cpu", 2, rank), None, "the ranks meet again");
+        refused.map(Option::unwrap)
+    });
+    let words = [
+        "has rank 7, but the world has 2 ranks",
+        "was made for rank 1, but this is rank 0 of the world",
+        "has device type cuda, but the world was joined for device type cpu",
+    ];
+    for (rank, refused) in errors.iter().enumerate() {
+        for ((status, message), words) in refused.iter().zip(words) {
+            assert_eq!(*status, Status::InvalidArgument, "{message}");
+            assert!(message.contains(words), "rank {rank}: {message}");
+        }
+    }
+}
+
+#[test]
 fn options_are_made_step_by_step() {
     let world = World::join("cpu", &WorldOptions::new(JoinOptions::ranked(3, 8).offline())).unwrap();
     let spec = MeshSpec::new("cpu", &[2, 2], 8, 3).names(&["dp", "tp"]).ranks(&[7, 5, 3, 1]);

@@ -162,6 +162,10 @@ def state_and_parent(pid):
     return state, int(parent)
 
 
+def is_stopped(pid):
+    return state_and_parent(pid)[0] == "T"
+
+
 def children(pid):
     """The processes whose parent is the first thread of this process, the oldest first."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -38,6 +38,12 @@ def says(tool, text):
     raise AssertionError(f"the tool has not said {text!r}")
 
 
+def without_waits(err):
+    """The lines of the tool's messages, without those that say for whom the tool waits. A busy
+    machine is so slow that the tool says this."""
+    return [said for said in err.splitlines() if not said.startswith("devicemesh run: waiting for ")]
+
+
 def waiting(tmp_path, words):
     """A script whose rank prints these words, and ends well when there is a file. Gives the script
     and the file."""

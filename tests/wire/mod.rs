@@ -87,8 +87,8 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Connections at that address that ask for the value under `large` as often as `questions` says, or
-/// until the other side takes no more, and never read.
+/// Connections at that address that ask for the value under `large` as often as `questions` says,
+/// or until the other side takes no more, and never read.
 pub fn deaf_clients(address: SocketAddr, clients: usize, questions: usize) -> Vec<TcpStream> {
     let ask = |_| {
         let mut stream = greeted_at(address);
@@ -99,8 +99,8 @@ pub fn deaf_clients(address: SocketAddr, clients: usize, questions: usize) -> Ve
     (0..clients).map(ask).collect()
 }
 
-/// Checks that a client that reads late gets everything, in order: the 4 MiB under `large` 20 times,
-/// and an echo.
+/// Checks that a client that reads late gets everything, in order: the 4 MiB under `large` 20
+/// times, and an echo.
 pub fn late_reader_gets_everything(address: SocketAddr) {
     let mut slow = greeted_at(address);
     for _ in 0..20 {

@@ -99,13 +99,32 @@ static void *collective(const char *function, const char *datatype, size_t count
   return handle;
 }
 
-static void kernel(void *parent, uint8_t channel)
+static void *begin_kernel(void *parent, uint8_t channel)
 {
   struct event event = {.parent = parent};
   event.kernel.channel = channel;
-  void *handle = start(&event, KERNEL);
+  return start(&event, KERNEL);
+}
+
+static void end_kernel(void *handle)
+{
   plugin->state(handle, 22, NULL);
   plugin->stop(handle);
+}
+
+static void kernel(void *parent, uint8_t channel)
+{
+  end_kernel(begin_kernel(parent, channel));
+}
+
+/* A message in `channels` channels, as NCCL announces it. */
+static void *message(const char *function, size_t count, int channels)
+{
+  struct event event = {.parent = NULL};
+  struct message of = {.function = function, .datatype = "ncclInt64", .count = count, .peer = 0, .channels = (uint8_t)channels};
+  if (version == 3) event.named_message.message = of, event.named_message.named = (struct named){"tp", 99};
+  else event.message = of;
+  return start(&event, MESSAGE);
 }
 
 /* Prints the event of a call of whose two channels one has not ended. */
@@ -178,11 +197,23 @@ int main(int count, char **words)
   if (kinds & KERNEL) kernel(half, 0);
   if (kinds & COPIES) plugin->stop(collective("AlltoAll", "ncclInt8", 64, 0, 0, COPIES));
 
-  struct event event = {.parent = NULL};
-  struct message message = {.function = "Send", .datatype = "ncclInt64", .count = 3, .peer = 0, .channels = 1};
-  if (version == 3) event.named_message.message = message, event.named_message.named = (struct named){"tp", 99};
-  else event.message = message;
-  plugin->stop(start(&event, MESSAGE));
+  /* NCCL announces four channels for a small message, and uses two of them. */
+  void *small = message("Send", 3, 4);
+  plugin->stop(small);
+  if (kinds & KERNEL) {
+    void *one = begin_kernel(small, 0), *other = begin_kernel(small, 1);
+    end_kernel(one), end_kernel(other);
+    /* A third channel begins when the others have ended. */
+    end_kernel(begin_kernel(small, 2));
+  }
+  /* A message with two channels. The second one begins when the first one has ended, and does not
+   * end. */
+  void *waiting = message("Recv", 5, 2);
+  plugin->stop(waiting);
+  if (kinds & KERNEL) {
+    kernel(waiting, 0);
+    begin_kernel(waiting, 1);
+  }
   /* One that is never launched to its end: the process hangs here in a real job. */
   collective("AllReduce", "ncclFloat64", 5, 0, 1, COLLECTIVE);
 

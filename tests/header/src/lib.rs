@@ -1,5 +1,6 @@
-//! include/devicemesh.h is the header that cbindgen makes from src/ffi. The test here fails when the
-//! two differ (`make check`). With `UPDATE_HEADER=1` (`make header`) the test writes the file first.
+//! include/devicemesh.h is the header that cbindgen makes from src/ffi. The test here fails when
+//! the two differ (`make check`). With `UPDATE_HEADER=1` (`make header`) the test writes the file
+//! first.
 
 use std::path::{Path, PathBuf};
 

@@ -119,8 +119,8 @@ impl<'a> Reasons<'a> {
         Some(kept.why)
     }
 
-    /// Each reason must be for one order that no model needs. Other orders may have the same line of
-    /// code in the same function, if a model fails without each of them.
+    /// Each reason must be for one order that no model needs. Other orders may have the same line
+    /// of code in the same function, if a model fails without each of them.
     fn check(&self, findings: &mut Findings) {
         for (kept, orders, excused) in &self.all {
             let named = format!("Kept for `{}` in {} ({})", kept.code, kept.function, kept.half);
@@ -197,8 +197,8 @@ fn end(panic: &PanicHookInfo<'_>) {
     unsafe { libc::_exit(i32::from(if why.is_some() { FAILS } else { BROKEN })) }
 }
 
-/// Returns why the model fails that panics in this file with this text. Only what loom reports about
-/// the protocol counts, and the assertions of the models.
+/// Returns why the model fails that panics in this file with this text. Only what loom reports
+/// about the protocol counts, and the assertions of the models.
 fn failure(file: &str, text: &str) -> Option<String> {
     let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let races = ["Causality violation", "currently writing to cell", "currently reading from cell"];

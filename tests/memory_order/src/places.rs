@@ -23,8 +23,8 @@ pub(crate) struct Place {
 /// The words that name a memory order.
 const ORDERS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
-/// Returns the accesses and fences that no model has met, in the product's files which the source in
-/// `folder` includes. Relaxed accesses count, too.
+/// Returns the accesses and fences that no model has met, in the product's files which the source
+/// in `folder` includes. Relaxed accesses count, too.
 pub(crate) fn unmet(folder: &str, met: &[&Point]) -> Vec<Place> {
     let met: BTreeSet<(PathBuf, u32, u32)> =
         met.iter().map(|point| (path(&point.file), point.line, point.column)).collect();
@@ -55,8 +55,9 @@ fn include(folder: &Path, files: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Returns the line and the column of each access and fence in a source text, as the compiler counts
-/// them: where the name of the function begins. An order that is no argument of a call has its own place.
+/// Returns the line and the column of each access and fence in a source text, as the compiler
+/// counts them: where the name of the function begins. An order that is no argument of a call has
+/// its own place.
 fn accesses(text: &str) -> BTreeSet<(u32, u32)> {
     let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code: Vec<&str> = product.lines().map(code).collect();

@@ -19,6 +19,8 @@ mod comm;
 mod common_name;
 #[path = "../../../../hostccl/src/crowd.rs"]
 mod crowd;
+#[path = "../../../../hostccl/src/cut.rs"]
+mod cut;
 mod error;
 #[path = "../../../../hostccl/src/event.rs"]
 mod event;

@@ -55,8 +55,8 @@ impl Segment {
             ring: std::array::from_fn(|_| line()),
         });
         plain::share(shared.ring.as_ptr().cast(), size_of_val(&shared.ring));
-        // In that cache line, loom checks only the bytes beside the counter. The rest are loom's own
-        // atomics.
+        // In that cache line, loom checks only the bytes beside the counter. The rest are loom's
+        // own atomics.
         plain::share(shared.channel.head.beside(), BESIDE);
         Segment(shared)
     }

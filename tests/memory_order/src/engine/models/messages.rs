@@ -29,8 +29,8 @@ fn name(tag: u64) -> Name {
     Name { tag, text: [tag as u8; NAME_BYTES] }
 }
 
-/// Sends messages of `N` elements under these names in one group. The engine polls the operations of
-/// a group in turn.
+/// Sends messages of `N` elements under these names in one group. The engine polls the operations
+/// of a group in turn.
 fn send<const N: usize>(comm: &Arc<Comm>, tags: &[u64]) {
     let values: Vec<[u32; N]> = tags.iter().map(|tag| [*tag as u32; N]).collect();
     let mut messages: Vec<Message> = tags

@@ -1,0 +1,79 @@
+/* ranks: 2 */
+/* Each call waits as long as its own mesh says, also where meshes with different timeouts share a
+ * communicator and their calls meet in it. */
+#include "blocked.h"
+
+enum { kShort = 2000, kLong = 60000 };
+
+static dm_mesh *mesh_within(int64_t timeout_ms)
+{
+  dm_mesh *mesh = NULL;
+  const int32_t shape[] = {2};
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  options.timeout_ms = timeout_ms;
+  REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &mesh));
+  return mesh;
+}
+
+static dm_status sum(void *mesh)
+{
+  float value = 1;
+  return dm_all_reduce((dm_mesh *)mesh, NULL, &value, &value, 1, DM_FLOAT32, DM_SUM, NULL);
+}
+
+static ncclComm_t comm_of(dm_mesh *mesh)
+{
+  ncclComm_t comm = NULL;
+  REQUIRE(dm_get_comm(mesh, NULL, &comm));
+  return comm;
+}
+
+static void *meet_world(void *world)
+{
+  OK(dm_world_barrier((const dm_world *)world, 0));
+  return NULL;
+}
+
+int main(void)
+{
+  dm_mesh *first = mesh_within(kLong), *second = mesh_within(kLong), *hasty = mesh_within(kShort);
+  CHECK(comm_of(first) == comm_of(second) && comm_of(first) == comm_of(hasty));
+  dm_world *world = NULL;
+  int32_t rank = 0;
+  REQUIRE(dm_default_world("cpu", 0, &world));
+  OK(dm_get_local_rank(first, NULL, &rank));
+  if (rank == 0) {
+    /* The second call waits for its turn behind the first one, and has no deadline yet. */
+    blocked inside, waiting;
+    start_blocked(&inside, sum, first);
+    start_blocked(&waiting, sum, second);
+    /* This call is made at the end of the group, when the others are over. It has its value until
+     * then. */
+    float value = 1;
+    OK(dm_group_start(hasty));
+    OK(dm_all_reduce(hasty, NULL, &value, &value, 1, DM_FLOAT32, DM_SUM, NULL));
+    /* A thread inside a group may not wait for the world. */
+    pthread_t meeting;
+    if (pthread_create(&meeting, NULL, meet_world, world) != 0) return 1;
+    pthread_join(meeting, NULL);
+    join_blocked(&inside);
+    join_blocked(&waiting);
+    CHECK(inside.status == DM_STATUS_OK);
+    if (waiting.status != DM_STATUS_OK) {
+      ++failures;
+      fprintf(stderr, "the call of the patient mesh: %s\n", waiting.message);
+    }
+    OK(dm_group_end(hasty));
+    CHECK(value == 2);
+  } else {
+    meet_world(world);
+    OK(sum(first));
+    pause_ms(kShort + kShort / 2);
+    OK(sum(second));
+    OK(sum(hasty));
+  }
+  dm_free(hasty);
+  dm_free(second);
+  dm_free(first);
+  return finish();
+}
