@@ -356,7 +356,9 @@ fn last_of<'a>(snapshot: &'a Snapshot, channel: &RecordedChannel) -> &'a Recorde
 fn a_rank_that_waits_is_read_from_outside() {
     let mut ranks = start(2, "waits");
     ranks.iter().for_each(|rank| assert_eq!(rank.says(), "ready"));
-    let waits = read_until(&ranks[0], |snapshot| find(snapshot, "mesh/dp").calls_begun == 4);
+    // A rank counts a call before it writes the call into the ring.
+    let is_in_fourth = |snapshot: &Snapshot| last_of(snapshot, find(snapshot, "mesh/dp")).in_channel == 4;
+    let waits = read_until(&ranks[0], is_in_fourth);
     let behind = ranks[1].recording();
 
     let worlds = [&waits.worlds[0], &behind.worlds[0]];
