@@ -97,16 +97,17 @@ def wheels_ucx():
 
 
 def oldest_rust():
-    """Type-checks the workspace with the oldest Rust that Cargo.toml promises. A later compiler
-    does not say which features of the language are younger than that Rust. It takes 40 s of
-    processor time, because everything is compiled for that Rust alone."""
+    """Type-checks what users build with the oldest Rust that Cargo.toml promises. A later compiler
+    does not say which features of the language are younger than that Rust. It takes 80 s of
+    processor time, because everything is compiled for that Rust alone. The tests are not checked,
+    because they would take half as much again."""
     promised = re.search(r'^rust-version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
     try:
         if not re.search(rf"^{re.escape(promised)}-", run(["rustup", "toolchain", "list"]), re.M):
             run(["rustup", "toolchain", "install", promised, "--profile", "minimal"], timeout=300)
     except (Failure, FileNotFoundError) as why:
         raise Skip(f"no Rust {promised} here (rustup toolchain install): {str(why).splitlines()[0]}") from None
-    check = ["cargo", "check", "--workspace", "--all-targets", "--locked", "--quiet", "--target-dir", TARGET / "oldest-rust"]
+    check = ["cargo", "check", "--features", "cudarc", "--locked", "--quiet", "--target-dir", TARGET / "oldest-rust"]
     run(check, timeout=BUILD_DEADLINE, env={**build_variables(), "RUSTUP_TOOLCHAIN": promised})
     return 1
 
