@@ -1,4 +1,4 @@
-//! The size of the machine's last-level cache.
+//! The machine's last-level cache.
 
 use std::fs;
 use std::path::Path;
@@ -7,30 +7,64 @@ use std::sync::OnceLock;
 /// The size that is assumed where the machine reports none.
 const UNKNOWN: usize = 32 << 20;
 
-/// Returns how many bytes the largest cache of the first processor holds. Processors that share a
-/// last-level cache share these bytes.
-fn last_level() -> usize {
-    static BYTES: OnceLock<usize> = OnceLock::new();
-    *BYTES.get_or_init(|| largest(Path::new("/sys/devices/system/cpu/cpu0/cache")).or_else(by_libc).unwrap_or(UNKNOWN))
+/// More than any processor has of the last-level cache for itself. A virtual machine may report the
+/// cache of a whole package. There, other machines use a part of the cache, and this machine's
+/// processors can count on less than this limit for each of them.
+const MOST_EACH: usize = 64 << 20;
+
+/// A machine's last-level cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LastLevel {
+    /// How many bytes the cache holds.
+    bytes: usize,
+    /// How many of this machine's processors share it; `None` where the kernel does not say so.
+    processors: Option<usize>,
 }
 
-/// Whether the last-level cache cannot hold results of this many bytes, counted over all ranks.
-/// Such results are written with stores that bypass the caches, because an ordinary store first
-/// reads the cache line that it overwrites.
+impl LastLevel {
+    /// Returns the largest cache of the first processor.
+    fn of_this_machine() -> LastLevel {
+        static CACHE: OnceLock<LastLevel> = OnceLock::new();
+        *CACHE.get_or_init(|| {
+            largest(Path::new("/sys/devices/system/cpu/cpu0/cache"))
+                .unwrap_or_else(|| LastLevel { bytes: by_libc().unwrap_or(UNKNOWN), processors: None })
+        })
+    }
+
+    fn is_too_small_for(&self, results: usize, inputs: usize) -> bool {
+        let most = self.processors.map_or(usize::MAX, |processors| processors.saturating_mul(MOST_EACH));
+        results >= self.bytes || results.saturating_add(inputs) > most
+    }
+}
+
+/// Whether the last-level cache cannot hold the results of a call. The bytes are those of all ranks
+/// together. `inputs` does not count inputs that lie where the results are written. Such results
+/// are written with stores that bypass the caches, because an ordinary store first reads the cache
+/// line that it overwrites.
 #[inline]
-pub(crate) fn is_too_small_for(results: usize) -> bool {
-    results >= last_level()
+pub(crate) fn is_too_small_for(results: usize, inputs: usize) -> bool {
+    LastLevel::of_this_machine().is_too_small_for(results, inputs)
 }
 
-/// Returns the size of the largest data cache in a folder of the kernel's description.
-fn largest(folder: &Path) -> Option<usize> {
+/// Returns the largest data cache in a folder of the kernel's description.
+fn largest(folder: &Path) -> Option<LastLevel> {
     let read = |cache: &Path, name: &str| fs::read_to_string(cache.join(name)).ok();
-    let sizes = fs::read_dir(folder).ok()?.flatten().filter_map(|entry| {
+    let caches = fs::read_dir(folder).ok()?.flatten().filter_map(|entry| {
         let cache = entry.path();
         let holds_data = read(&cache, "type").is_some_and(|kind| kind.trim() != "Instruction");
-        holds_data.then(|| read(&cache, "size").and_then(|size| parse(&size))).flatten()
+        let bytes = holds_data.then(|| read(&cache, "size").and_then(|size| parse(&size))).flatten()?;
+        Some(LastLevel { bytes, processors: read(&cache, "shared_cpu_list").and_then(|list| count(&list)) })
     });
-    sizes.max()
+    caches.max_by_key(|cache| cache.bytes)
+}
+
+/// Counts the processors of a list such as "0-3,8".
+fn count(list: &str) -> Option<usize> {
+    let counts = list.trim().split(',').map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    });
+    counts.sum()
 }
 
 /// Parses a size such as "32768K".
@@ -76,6 +110,35 @@ mod tests {
     }
 
     #[test]
+    fn lists_of_processors_are_counted() {
+        let lists =
+            [("0-1\n", Some(2)), ("7", Some(1)), ("0-3,8,12-13", Some(7)), ("", None), ("3-1", None), ("0-x", None)];
+        for (list, processors) in lists {
+            assert_eq!(count(list), processors, "{list:?}");
+        }
+    }
+
+    #[test]
+    fn a_cache_of_a_whole_package_counts_in_part() {
+        let (of_own, of_package) =
+            (LastLevel { bytes: 32 << 20, processors: Some(2) }, LastLevel { bytes: 480 << 20, processors: Some(2) });
+        let cases = [
+            // Results and inputs in MiB, and the answers for the two caches.
+            (16, 8, false, false),
+            (32, 0, true, false),
+            (128, 0, true, false),
+            (96, 48, true, true),
+            (24, 120, true, true),
+            (480, 0, true, true),
+        ];
+        for (results, inputs, own, package) in cases {
+            let answers = [of_own, of_package].map(|cache| cache.is_too_small_for(results << 20, inputs << 20));
+            assert_eq!(answers, [own, package], "{results} MiB of {inputs} MiB");
+        }
+        assert!(!LastLevel { bytes: 480 << 20, processors: None }.is_too_small_for(400 << 20, 400 << 20));
+    }
+
+    #[test]
     fn the_largest_cache_with_data_counts() {
         let folder = std::env::temp_dir().join(format!("hostccl-cache-{}", std::process::id()));
         for (index, kind, size) in [(0, "Data", "32K"), (1, "Instruction", "999M"), (2, "Unified", "4M")] {
@@ -83,10 +146,11 @@ mod tests {
             fs::create_dir_all(&cache).unwrap();
             fs::write(cache.join("type"), kind).unwrap();
             fs::write(cache.join("size"), size).unwrap();
+            fs::write(cache.join("shared_cpu_list"), format!("0-{index}\n")).unwrap();
         }
-        assert_eq!(largest(&folder), Some(4 << 20));
+        assert_eq!(largest(&folder), Some(LastLevel { bytes: 4 << 20, processors: Some(3) }));
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(largest(&folder), None);
-        assert!(last_level() >= 64 << 10);
+        assert!(LastLevel::of_this_machine().bytes >= 64 << 10);
     }
 }

@@ -27,9 +27,24 @@ pub(super) struct Pipeline {
 /// share the work and to wait once more for the results.
 const DIRECT_BYTES: usize = 64 << 10;
 
+/// The most ranks among which a broadcast is cut into short chunks, so that the others copy a chunk
+/// out while the root copies the next one in. With 8 ranks on two processors, the additional steps
+/// cost as much time as the overlap saves.
+const FEW: usize = 4;
+/// The fewest chunks of such a broadcast, unless they would be shorter than [`SHORTEST`].
+const FEWEST_CHUNKS: usize = 4;
+/// The bytes of the shortest chunk of such a broadcast.
+const SHORTEST: usize = 32 << 10;
+/// A longer broadcast has chunks of this many bytes, so that the slots in use stay in the
+/// second-level caches.
+const IN_CACHE: usize = 64 << 10;
+/// The most chunks of such a broadcast. A still longer one has longer chunks, up to the size of a
+/// slot.
+const MOST_CHUNKS: usize = 16;
+
 impl Pipeline {
-    /// Returns the pipeline of a call. It is the same on all ranks of the call. `is_of_two` says
-    /// whether the communicator has two ranks, both on this host.
+    /// Returns the pipeline of a call. It is the same on all ranks of the call, except for `stream`.
+    /// `is_of_two` says whether the communicator has two ranks, both on this host.
     // Inlined, so that the pipeline is made where it stays and is not copied.
     #[inline(always)]
     pub(super) fn new(call: &Call, layout: &Layout, is_of_two: bool) -> Pipeline {
@@ -58,6 +73,7 @@ impl Pipeline {
             Kind::AllReduce | Kind::Reduce if direct => (whole, 2),
             Kind::AllReduce | Kind::Reduce => (part * n, 3),
             Kind::ReduceScatter | Kind::AllToAll => (part, 2),
+            Kind::Broadcast if n <= FEW => (whole.min(overlapping(call.count * size) / size), 2),
             _ => (whole, 2),
         };
         let chunks = call.count.div_ceil(most).max(1);
@@ -68,7 +84,14 @@ impl Pipeline {
             Kind::AllGather | Kind::AllToAll => call.count.saturating_mul(size * n * n),
             _ => call.count.saturating_mul(size * n),
         };
-        let stream = cache::is_too_small_for(results);
+        // In place, the inputs are where the results are.
+        let inputs = match call.kind {
+            _ if std::ptr::eq(call.send, call.recv) => 0,
+            Kind::AllToAll | Kind::ReduceScatter => call.count.saturating_mul(size * n * n),
+            Kind::Broadcast => call.count * size,
+            _ => call.count.saturating_mul(size * n),
+        };
+        let stream = cache::is_too_small_for(results, inputs);
         Pipeline { stages: chunks + depth - 1, chunk_len, chunks, direct, stream, small }
     }
 
@@ -77,6 +100,11 @@ impl Pipeline {
         let start = (chunk * self.chunk_len).min(count);
         (start, self.chunk_len.min(count - start))
     }
+}
+
+/// Returns the bytes of a chunk of a broadcast of that many bytes among few ranks.
+fn overlapping(bytes: usize) -> usize {
+    (bytes / FEWEST_CHUNKS).clamp(SHORTEST, IN_CACHE).max(bytes / MOST_CHUNKS)
 }
 
 /// Returns the first element and the length of the part of `rank` in a chunk of `length` elements
@@ -107,6 +135,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_broadcast_among_few_ranks_has_short_chunks() {
+        let chunks = |nranks: u32, count: usize| {
+            let call = Call {
+                kind: Kind::Broadcast,
+                send: std::ptr::null(),
+                recv: std::ptr::null_mut(),
+                count,
+                dtype: crate::types::DataType::Int8,
+                reduction: None,
+                root: Some(0),
+            };
+            Pipeline::new(&call, &Layout::new(nranks), nranks == 2).chunks
+        };
+        let counts = [16 << 10, 64 << 10, 128 << 10, 1 << 20, 16 << 20, 64 << 20];
+        assert_eq!(counts.map(|count| chunks(2, count)), [1, 2, 4, 16, 16, 64]);
+        assert_eq!(counts.map(|count| chunks(8, count)), [1, 1, 1, 4, 54, 216]);
     }
 
     #[test]

@@ -158,12 +158,16 @@ impl Ragged {
             Kind::AllToAllV if rank == me => 0,
             _ => count,
         });
-        // This rank does not know the others' results. Most likely they are as large as its own.
-        let results = match call.kind {
-            Kind::ReduceScatterV => self.recv[me].count,
-            _ => self.recv.iter().fold(0, |sum: usize, block| sum.saturating_add(block.count)),
+        // This rank does not know the others' data. Most likely the others have as much as this
+        // rank.
+        let sum = |blocks: &[Block]| blocks.iter().fold(0, |sum: usize, block| sum.saturating_add(block.count));
+        let of_all = |count: usize| count.saturating_mul(call.dtype.size() * comm.nranks);
+        let (inputs, results) = match call.kind {
+            Kind::ReduceScatterV => (sum(&self.send), self.recv[me].count),
+            Kind::AllGatherV => (self.send[me].count, sum(&self.recv)),
+            _ => (sum(&self.send), sum(&self.recv)),
         };
-        self.stream = cache::is_too_small_for(results.saturating_mul(call.dtype.size() * comm.nranks));
+        self.stream = cache::is_too_small_for(of_all(results), of_all(inputs));
         let (mut shares, chunks) = share_out(staged, call.dtype.size(), layout);
         if call.kind == Kind::AllGatherV {
             let whole = shares[0];
