@@ -249,6 +249,17 @@ mod tests {
         assert_eq!(signal_name(40), "see kill -l");
     }
 
+    /// A node compares its own cause with the one that it reads from the store.
+    #[test]
+    fn seconds_do_not_change_on_their_way() {
+        for millis in 0..20_000 {
+            let seconds = std::time::Duration::from_millis(millis).as_secs_f64();
+            let cause = Cause::Timeout { seconds, node: None };
+            let text = serde_json::to_vec(&cause).unwrap();
+            assert!(serde_json::from_slice::<Cause>(&text).unwrap() == cause, "{millis} ms");
+        }
+    }
+
     #[test]
     fn a_core_dump_is_told() {
         let mut ended = Ended { rank: 1, pid: 7, how: How::Signalled(6), has_dumped_core: true };
