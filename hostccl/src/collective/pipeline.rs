@@ -43,7 +43,7 @@ const IN_CACHE: usize = 64 << 10;
 const MOST_CHUNKS: usize = 16;
 
 impl Pipeline {
-    /// Returns the pipeline of a call. It is the same on all ranks of the call, except for `stream`.
+    /// Returns the pipeline of a call. All ranks of the call get the same one, except for `stream`.
     /// `is_of_two` says whether the communicator has two ranks, both on this host.
     // Inlined, so that the pipeline is made where it stays and is not copied.
     #[inline(always)]
