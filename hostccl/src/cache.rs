@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 /// The size that is assumed where the machine reports none.
 const UNKNOWN: usize = 32 << 20;
 
-/// More than any processor has of the last-level cache for itself. A virtual machine may report the
-/// cache of a whole package. There, other machines use a part of the cache, and this machine's
-/// processors can count on less than this limit for each of them.
+/// An ordinary processor has less than this of the last-level cache for itself. A virtual machine
+/// may report the cache of the whole package, which it shares with other machines. So where a cache
+/// seems to have more than this for each processor, a call that touches more is taken not to fit.
 const MOST_EACH: usize = 64 << 20;
 
 /// A machine's last-level cache.
@@ -17,7 +17,8 @@ const MOST_EACH: usize = 64 << 20;
 struct LastLevel {
     /// How many bytes the cache holds.
     bytes: usize,
-    /// How many of this machine's processors share it; `None` where the kernel does not say so.
+    /// How many of the processors that the kernel lists share it; `None` where the kernel does not
+    /// say so.
     processors: Option<usize>,
 }
 
@@ -33,14 +34,15 @@ impl LastLevel {
 
     fn is_too_small_for(&self, results: usize, inputs: usize) -> bool {
         let most = self.processors.map_or(usize::MAX, |processors| processors.saturating_mul(MOST_EACH));
-        results >= self.bytes || results.saturating_add(inputs) > most
+        results >= self.bytes || self.bytes > most && results.saturating_add(inputs) > most
     }
 }
 
-/// Whether the last-level cache cannot hold the results of a call. The bytes are those of all ranks
-/// together. `inputs` does not count inputs that lie where the results are written. Such results
-/// are written with stores that bypass the caches, because an ordinary store first reads the cache
-/// line that it overwrites.
+/// Whether a call writes its results with stores that bypass the caches. It does so where the
+/// last-level cache cannot hold the results, or where results and inputs exceed what is most likely
+/// this machine's share of the cache. An ordinary store first reads the cache line that it
+/// overwrites. Both numbers are the bytes of all ranks together. Inputs that lie where the results
+/// are written do not count.
 #[inline]
 pub(crate) fn is_too_small_for(results: usize, inputs: usize) -> bool {
     LastLevel::of_this_machine().is_too_small_for(results, inputs)
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_of_a_whole_package_counts_in_part() {
+    fn a_cache_of_a_whole_package_counts_in_part_and_another_one_whole() {
         let (of_own, of_package) =
             (LastLevel { bytes: 32 << 20, processors: Some(2) }, LastLevel { bytes: 480 << 20, processors: Some(2) });
         let cases = [
@@ -128,12 +130,12 @@ mod tests {
             (32, 0, true, false),
             (128, 0, true, false),
             (96, 48, true, true),
-            (24, 120, true, true),
+            (24, 120, false, true),
             (480, 0, true, true),
         ];
         for (results, inputs, own, package) in cases {
             let answers = [of_own, of_package].map(|cache| cache.is_too_small_for(results << 20, inputs << 20));
-            assert_eq!(answers, [own, package], "{results} MiB of {inputs} MiB");
+            assert_eq!(answers, [own, package], "results of {results} MiB, inputs of {inputs} MiB");
         }
         assert!(!LastLevel { bytes: 480 << 20, processors: None }.is_too_small_for(400 << 20, 400 << 20));
     }

@@ -120,7 +120,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `cut` (texts that are too long), `machine`, `thread`, `process`, `sync` (atomics), `plain` (accesses that are not atomic), `futex` and `event` (words to sleep on), `outside` (waiting for connections), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `cut` (texts that are too long), `machine`, `thread`, `process`, `sync` (atomics), `plain` (accesses that are not atomic), `futex` and `event` (words to sleep on), `outside` (waiting for connections), `cache` (whether results fit the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |

@@ -29,17 +29,17 @@ const DIRECT_BYTES: usize = 64 << 10;
 
 /// The most ranks among which a broadcast is cut into short chunks, so that the others copy a chunk
 /// out while the root copies the next one in. With 8 ranks on two processors, the additional steps
-/// cost as much time as the overlap saves.
+/// cost more time than the overlap saves.
 const FEW: usize = 4;
 /// The fewest chunks of such a broadcast, unless they would be shorter than [`SHORTEST`].
 const FEWEST_CHUNKS: usize = 4;
 /// The bytes of the shortest chunk of such a broadcast.
 const SHORTEST: usize = 32 << 10;
-/// A longer broadcast has chunks of this many bytes, so that the slots in use stay in the
-/// second-level caches.
+/// The bytes of the longest chunk of such a broadcast, as long as it has at most [`MOST_CHUNKS`].
+/// With so few bytes in each chunk, the slots in use stay in the second-level caches.
 const IN_CACHE: usize = 64 << 10;
-/// The most chunks of such a broadcast. A still longer one has longer chunks, up to the size of a
-/// slot.
+/// The most chunks of such a broadcast, as long as a chunk fits its slot. Where a broadcast would
+/// have more, it has longer chunks on two ranks, and fills whole slots on three or four.
 const MOST_CHUNKS: usize = 16;
 
 impl Pipeline {
@@ -73,7 +73,7 @@ impl Pipeline {
             Kind::AllReduce | Kind::Reduce if direct => (whole, 2),
             Kind::AllReduce | Kind::Reduce => (part * n, 3),
             Kind::ReduceScatter | Kind::AllToAll => (part, 2),
-            Kind::Broadcast if n <= FEW => (whole.min(overlapping(call.count * size) / size), 2),
+            Kind::Broadcast if n <= FEW => (whole.min(overlapping(call.count * size, n) / size), 2),
             _ => (whole, 2),
         };
         let chunks = call.count.div_ceil(most).max(1);
@@ -84,9 +84,9 @@ impl Pipeline {
             Kind::AllGather | Kind::AllToAll => call.count.saturating_mul(size * n * n),
             _ => call.count.saturating_mul(size * n),
         };
-        // In place, the inputs are where the results are.
         let inputs = match call.kind {
-            _ if std::ptr::eq(call.send, call.recv) => 0,
+            // In place, the inputs are where the results are.
+            Kind::AllReduce | Kind::AllToAll if std::ptr::eq(call.send, call.recv) => 0,
             Kind::AllToAll | Kind::ReduceScatter => call.count.saturating_mul(size * n * n),
             Kind::Broadcast => call.count * size,
             _ => call.count.saturating_mul(size * n),
@@ -102,9 +102,15 @@ impl Pipeline {
     }
 }
 
-/// Returns the bytes of a chunk of a broadcast of that many bytes among few ranks.
-fn overlapping(bytes: usize) -> usize {
-    (bytes / FEWEST_CHUNKS).clamp(SHORTEST, IN_CACHE).max(bytes / MOST_CHUNKS)
+/// Returns how many bytes a chunk has, in a broadcast of `bytes` bytes among few ranks: a whole
+/// number of cache lines.
+fn overlapping(bytes: usize, nranks: usize) -> usize {
+    let chunk = match bytes <= MOST_CHUNKS * IN_CACHE {
+        true => (bytes / FEWEST_CHUNKS).clamp(SHORTEST, IN_CACHE),
+        false if nranks == 2 => bytes.div_ceil(MOST_CHUNKS),
+        false => bytes,
+    };
+    chunk.next_multiple_of(LINE)
 }
 
 /// Returns the first element and the length of the part of `rank` in a chunk of `length` elements
@@ -149,11 +155,14 @@ mod tests {
                 reduction: None,
                 root: Some(0),
             };
-            Pipeline::new(&call, &Layout::new(nranks), nranks == 2).chunks
+            let pipeline = Pipeline::new(&call, &Layout::new(nranks), nranks == 2);
+            assert!(pipeline.chunks == 1 || pipeline.chunk_len % LINE == 0, "{nranks} ranks, {count} bytes");
+            pipeline.chunks
         };
-        let counts = [16 << 10, 64 << 10, 128 << 10, 1 << 20, 16 << 20, 64 << 20];
-        assert_eq!(counts.map(|count| chunks(2, count)), [1, 2, 4, 16, 16, 64]);
-        assert_eq!(counts.map(|count| chunks(8, count)), [1, 1, 1, 4, 54, 216]);
+        let counts = [16 << 10, 64 << 10, 128 << 10, 200_000, 1 << 20, 1_048_676, 16 << 20, 64 << 20];
+        assert_eq!(counts.map(|count| chunks(2, count)), [1, 2, 4, 4, 16, 16, 16, 64]);
+        assert_eq!(counts.map(|count| chunks(4, count)), [1, 2, 4, 4, 16, 2, 27, 108]);
+        assert_eq!(counts.map(|count| chunks(8, count)), [1, 1, 1, 1, 4, 4, 54, 216]);
     }
 
     #[test]

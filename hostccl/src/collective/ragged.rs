@@ -158,8 +158,8 @@ impl Ragged {
             Kind::AllToAllV if rank == me => 0,
             _ => count,
         });
-        // This rank does not know the others' data. Most likely the others have as much as this
-        // rank.
+        // This rank does not know how much data the others have. It takes them to have as much as
+        // itself, and a wrong guess only costs time.
         let sum = |blocks: &[Block]| blocks.iter().fold(0, |sum: usize, block| sum.saturating_add(block.count));
         let of_all = |count: usize| count.saturating_mul(call.dtype.size() * comm.nranks);
         let (inputs, results) = match call.kind {
