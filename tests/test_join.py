@@ -54,15 +54,17 @@ def test_a_rank_is_killed_again_after_it_came_back(heal):
     assert "came back in epoch 2 as process 2 of its rank" in said, said
 
 
-def test_ranks_that_do_not_wait_let_it_in_when_it_comes(heal):
-    """The second restart has a pause of one second, so the others go on smaller. dm_waiting tells
-    them when the process is there."""
-    job = heal(4, steps=20000)
+def test_ranks_that_do_not_wait_let_it_in_when_it_comes(heal, tmp_path):
+    """The process of the second restart begins when the others have gone on smaller. dm_waiting
+    tells them when the process is there."""
+    script = f'if [ "$TORCHELASTIC_RESTART_COUNT" = 2 ]; then until test -e {tmp_path}/smaller; do sleep 0.02; done; fi; exec "$@"'
+    job = heal(4, before=["sh", "-c", script, "sh"], steps=20000)
     job.wait_for("is at step 20")
     assert job.kill(3)
     job.wait_for("rank 3 came back")
     assert job.kill(3)
     job.wait_for("rank 2 waits: its replica has lost a rank")
+    (tmp_path / "smaller").touch()
     job.wait_for("rank 3 came back")
     check_ends_well(job, 4, 2)
 

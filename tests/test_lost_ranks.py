@@ -143,10 +143,14 @@ TOGETHER = ("init", "flatten", "unflatten")
 def test_lost_while_communicators_are_made(phases, chance, victim, phase, how):
     """A rank is lost within the first 1.5 ms of a call that makes communicators. A survivor may
     find memory of the lost rank gone before the store knows of the loss: the tool serves the store.
-    The error of every survivor says who was lost, and not what followed from the loss."""
+    The error of every survivor says who was lost, and not what followed from the loss. On a busy
+    machine the tool may learn of the victim and the survivors at once. It says so, and one of them
+    gives the exit code."""
     delay = chance.randrange(1500)
     variables = environment(DM_TIMEOUT_MS=30_000, DM_DIE=f"{victim}:{phase}:{how}:{delay}", DM_STAY_MS=300)
-    ended = launch(4, phases, options=("--prefix", "--failure-grace", "10"), env=variables, code=137 if how == "kill" else 7, timeout=60)
+    ended = launch(4, phases, options=("--prefix", "--failure-grace", "10"), env=variables, code=None, timeout=60)
+    is_one_of_several = ended.returncode == 3 and f"at the same time rank {victim} (pid " in ended.stderr
+    assert ended.returncode == (137 if how == "kill" else 7) or is_one_of_several, ended.stderr
     ranks = {number: Rank(number, None) for number in range(4)}
     for line in ended.stdout.splitlines():
         number, said = re.fullmatch(r"\[rank (\d)\] (.*)", line).groups()
