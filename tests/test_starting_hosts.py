@@ -116,7 +116,7 @@ def test_a_port_that_another_program_has_is_told_once(start):
     assert re.fullmatch(rf"devicemesh run: port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), .* choose another port .*\n", err), err
 
 
-@pytest.mark.parametrize("options, left", [("", "1[789]|20"), (" -o connecttimeout=7", "[567]")], ids=["ours", "user's"])
+@pytest.mark.parametrize("options, left", [("", r"1?\d|20"), (" -o connecttimeout=7", "[0-7]")], ids=["ours", "user's"])
 def test_ssh_has_less_time_to_connect_than_a_host_to_answer(tmp_path, options, left):
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexec sleep 1000\n")

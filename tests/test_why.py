@@ -43,8 +43,13 @@ def test_the_rank_that_did_not_come_is_named(hang, way):
 def test_text_says_where_the_rank_is_and_who_is_at_which_call(hang):
     job = hang("sleep")
     until(job, "sleep", also=MORE)
-    said = run(TOOL, "why", "--after", "0.3s", job.pid(), code=1).stdout
-    lines = said.splitlines()
+    end = time.monotonic() + PATIENCE
+    while True:
+        said = run(TOOL, "why", "--after", "0.3s", job.pid(), code=1).stdout
+        lines = said.splitlines()
+        # At this moment it may be awake.
+        if " sleeps; " in lines[1] or time.monotonic() > end:
+            break
     assert lines[0].startswith("hang: rank 3 has not called all-reduce 6 of mesh/tp"), said
     assert MORE in lines[0], said
     assert lines[1].startswith("  rank 3 (pid ") and "sleeps; its last call, all-reduce 3 of mesh/dp (ranks 3, 7), ended" in lines[1], said
