@@ -14,7 +14,7 @@ import time
 import pytest
 
 from support.paths import TOOL
-from support.processes import environment, is_stopped, run, wait_until
+from support.processes import environment, is_stopped, rest_of, run, wait_until
 from support.tool import HERE, PATIENCE, SLEEP, TOOL_OF_RANK, ends, line, says, waiting, without_waits
 
 # How often the rank, or the job, was started again.
@@ -116,10 +116,15 @@ def test_nothing_of_an_attempt_outlives_it():
 
 @pytest.mark.parametrize("unit", ["job", "rank"])
 def test_ctrl_c_in_the_pause_ends_the_job(start, unit):
-    tool = start("-n", 1, "--restart", unit, "--max-restarts", 3, script=f"test {COUNT} = 3 && {SLEEP}; exit 3")
-    says(tool, "again after 2 s (restart 3 of 3)")
-    tool.send_signal(signal.SIGINT)
-    _, err = ends(tool, 130)
+    """On a busy machine the third restart may have begun before the signal. Then another job is
+    tried."""
+    for _ in range(5):
+        tool = start("-n", 1, "--restart", unit, "--max-restarts", 3, script=f"echo {COUNT}; test {COUNT} = 3 && {SLEEP}; exit 3")
+        says(tool, "again after 2 s (restart 3 of 3)")
+        tool.send_signal(signal.SIGINT)
+        out, err = ends(tool, 130)
+        if "3\n" not in out:
+            break
     whose = "ranks had 2 restarts" if unit == "rank" else "the job had 2 restarts"
     assert last(err) == f"devicemesh run: got signal 2 (SIGINT); {whose}, the first because rank 0 exited with code 3", err
 
@@ -135,9 +140,11 @@ def test_ctrl_c_while_the_ranks_end_for_a_restart_ends_the_job(start, tmp_path):
 
 
 def test_the_timeout_is_for_all_attempts_together():
-    # The second restart follows after 1 s, and the third one would follow 2 s after that.
+    # The second restart follows after 1 s, on a busy machine maybe too late. The third one would
+    # follow 2 s after that.
     done = run(TOOL, "run", "-n", 1, "--max-restarts", 100, "--timeout", "2.5s", "--", "/bin/sh", "-c", "exit 3", code=124, timeout=PATIENCE)
-    assert last(done.stderr) == "devicemesh run: not done after 2.5 s (--timeout); the job had 2 restarts, the first because rank 0 exited with code 3"
+    assert re.fullmatch(r"devicemesh run: not done after 2\.5 s \(--timeout\); the job had (1 restart,|2 restarts, the first) because rank 0 exited with code 3",
+                        last(done.stderr)), done.stderr
 
 
 def test_no_restart_without_the_option():
@@ -217,10 +224,18 @@ def test_a_rank_that_fails_when_another_has_ended_well_ends_the_job(tmp_path):
 
 
 def test_ctrl_z_also_stops_a_restart(start):
-    tool = start("-n", 1, "--restart", "rank", "--max-restarts", 3, script=f"echo {COUNT}; test {COUNT} = 3 || exit 3")
-    says(tool, "starts again after 2 s")
-    tool.send_signal(signal.SIGTSTP)
-    says(tool, "stopped 0 ranks")
+    """On a busy machine the third restart may have begun before the signal. Then another job is
+    tried."""
+    for _ in range(5):
+        tool = start("-n", 1, "--restart", "rank", "--max-restarts", 3, script=f"echo {COUNT}; test {COUNT} = 3 || exit 3")
+        says(tool, "starts again after 2 s")
+        tool.send_signal(signal.SIGTSTP)
+        said = next((text for text in tool.stderr if "stopped " in text), "nothing")
+        if "stopped 0 ranks" in said:
+            break
+        wait_until(lambda: tool.poll() is not None or is_stopped(tool.pid), "the tool is stopped or has ended", PATIENCE)
+        tool.send_signal(signal.SIGCONT)
+        assert ends(tool, 0)[0].endswith("3\n"), said
     # The tool stops after its message, and a SIGCONT before that would be lost.
     wait_until(lambda: is_stopped(tool.pid), "the tool is stopped", PATIENCE)
     time.sleep(2.2)  # Longer than the pause.
@@ -325,12 +340,21 @@ def test_a_lost_node_may_come_back(nodes, lost):
                          ids=["ctrl-c at the node of the store", "ctrl-c", "timeout"])
 def test_an_end_at_one_node_between_two_attempts_ends_all(nodes, tmp_path, number, options, sent, said, code):
     """The rank of a node fails. The other node's rank takes its time. Meanwhile the first node
-    waits for the other one, and gets the signal, or its --timeout passes. Node 0 has the store."""
-    go = tmp_path / "go"
-    script = f"test $RANK = {number} && {failing_after(tmp_path / 'trapped')}; " \
-             f"trap 'echo asked; until test -e {go}; do sleep 0.01; done; exit 0' TERM; : > {tmp_path}/trapped; while :; do sleep 0.05; done"
-    both = nodes(*(f"--node-rank {node} -n 1 --max-restarts 3 {options if node == number else ''}" for node in (0, 1)), script=script)
-    assert line(both[1 - number]) == "asked"
+    waits for the other one, and gets the signal, or its --timeout passes. Node 0 has the store. On
+    a busy machine --timeout may pass before all that. Then another job is tried."""
+    for attempt in range(5):
+        go, trapped = tmp_path / f"go-{attempt}", tmp_path / f"trapped-{attempt}"
+        script = f"test $RANK = {number} && {failing_after(trapped)}; " \
+                 f"trap 'echo asked; until test -e {go}; do sleep 0.01; done; exit 0' TERM; : > {trapped}; while :; do sleep 0.05; done"
+        began = time.monotonic()
+        both = nodes(*(f"--node-rank {node} -n 1 --max-restarts 3 {options if node == number else ''}" for node in (0, 1)), script=script)
+        asked = line(both[1 - number])
+        if sent is not None or time.monotonic() - began < 2:
+            break
+        go.touch()
+        for node in both:
+            rest_of(node, PATIENCE)
+    assert asked == "asked"
     if sent is not None:
         both[number].send_signal(sent)
     announced = says(both[number], said)
