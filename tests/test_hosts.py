@@ -78,12 +78,16 @@ def refused(lab, host, address):
 
 def in_the_middle(lab, phase, timeout, size=3):
     """Ranks 0 (alpha) and 1 (beta) of three, in a call that rank 2 has not made: it comes with
-    what is returned last."""
+    what is returned last. Only this call has the timeout. All processes run before it."""
     method = f"tcp://10.77.0.1:{PORT}"
     hosts = ("alpha", "beta", "gamma")
     ranks = [lab.rank(host, rank, size, method, timeout) for rank, host in enumerate(hosts)]
+    for rank in ranks:
+        rank.start("hello")
+    for rank in ranks:
+        rank.well()
     for rank in ranks if phase != "join" else ranks[:2]:
-        rank.start("join")
+        rank.start("join" if phase == "join" else "meet")
     if phase == "join":
         wait_until(lambda: any(remote == PORT for _, remote in lab.hosts["beta"].connections()), "rank 1 reached the store", PATIENCE)
     else:

@@ -1,8 +1,10 @@
 /* One rank that makes the calls that its standard input names, one word a line. So
- * tests/test_hosts.py decides what happens in the middle of which call. The words are "join",
- * "barrier", "hurry" (a barrier within 300 ms), "soon" (a barrier within 1100 ms) and "init" (a lazy
- * mesh over all ranks, which needs an agreement and no communicators). Before each call it prints "begin". After the call it prints
- * the status, the milliseconds that the call took, and the message. It ends with its input.
+ * tests/test_hosts.py decides what happens in the middle of which call. The words are "hello" (no
+ * call), "join", "meet" (a join within 40 s, after which the other calls have TIMEOUT_MS of their
+ * own), "barrier", "hurry" (a barrier within 300 ms), "soon" (a barrier within 1100 ms) and "init" (a
+ * lazy mesh over all ranks, which needs an agreement and no communicators). Before each call it
+ * prints "begin". After the call it prints the status, the milliseconds that the call took, and the
+ * message. It ends with its input.
  *
  *   meet DEVICE METHOD RANK SIZE TIMEOUT_MS LIBRARY
  *
@@ -40,15 +42,22 @@ int main(int count, char **arguments)
     join.world_size = atoi(arguments[4]);
   }
   join.timeout_ms = atoll(arguments[5]);
+  int64_t own_timeout_ms = 0; /* the world's timeout */
   join.ccl_library = arguments[6];
   const int32_t shape[] = {(size_t)atoi(arguments[4])};
   options.flags = DM_INIT_LAZY;
   while (scanf("%31s", word) == 1) {
     begin();
-    if (strcmp(word, "join") == 0) {
+    if (strcmp(word, "hello") == 0) {
+      end(DM_STATUS_OK);
+    } else if (strcmp(word, "meet") == 0) {
+      options.timeout_ms = own_timeout_ms = join.timeout_ms;
+      join.timeout_ms = 40000;
+      end(dm_world_init(device, &join, &options.world));
+    } else if (strcmp(word, "join") == 0) {
       end(dm_world_init(device, &join, &options.world));
     } else if (strcmp(word, "barrier") == 0) {
-      end(dm_world_barrier(options.world, 0));
+      end(dm_world_barrier(options.world, own_timeout_ms));
     } else if (strcmp(word, "hurry") == 0) {
       end(dm_world_barrier(options.world, 300));
     } else if (strcmp(word, "soon") == 0) {
