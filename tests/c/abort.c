@@ -45,7 +45,7 @@ int main(void)
   } else if (rank == 1) {
     const double began = seconds_now();
     FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-    CHECK(seconds_now() - began < 2);
+    CHECK(seconds_now() - began < 60); /* the deadline would be ten minutes */
     GIVES(DM_STATUS_PEER_LOST, dm_check(mesh, NULL));
     OK(dm_abort(mesh));
   } else {
@@ -90,7 +90,7 @@ int main(void)
   } else {
     const double began = seconds_now();
     FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_finalize(fresh, NULL));
-    CHECK(seconds_now() - began < 2);
+    CHECK(seconds_now() - began < 60);
     OK(dm_abort(fresh));
   }
   OK(dm_all_reduce(beside, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* rank 0 waits here for the others */

@@ -121,7 +121,7 @@ int main(void)
         if (!kinds[kind].lazy) COMES_TO_GIVE(DM_STATUS_PEER_LOST, dm_check(mesh, "dp"));
         if (!kinds[kind].lazy) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_check(mesh, "dp"));
         if (kinds[kind].lazy) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_get_comm(mesh, "dp", &comm));
-        CHECK(seconds_now() - began < 2);
+        CHECK(seconds_now() - began < 60); /* the deadline would be ten minutes */
         OK(dm_abort(mesh));
       }
       GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));

@@ -11,12 +11,10 @@ static const char *const kNames[] = {"dp", "tp"};
 static dm_mesh *mesh_of_all(const char *name, int64_t timeout_ms)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  dm_mesh *mesh = NULL;
   const int32_t shape[] = {6};
   options.world = world;
   options.timeout_ms = timeout_ms;
-  REQUIRE(dm_init("cpu", shape, 1, &name, &options, &mesh));
-  return mesh;
+  return made_in_time(shape, 1, &name, &options);
 }
 
 static dm_status reduce(const dm_mesh *mesh, size_t count)
@@ -88,19 +86,22 @@ static void equal_names(void)
  * the others when its time is up, so a rank that a busy machine held up has waited for less. */
 static void too_late(void)
 {
-  dm_mesh *mesh = mesh_of_all("late", 1500);
-  if (me != 5) {
-    GIVES(DM_STATUS_TIMEOUT, reduce(mesh, 2));
-    CHECK(facts().waited_seconds > 0.1);
-    is_about(5, "late");
+  bool again = true;
+  for (int64_t timeout_ms = 1500; again; timeout_ms *= 3) {
+    dm_mesh *mesh = mesh_of_all("late", timeout_ms);
+    if (me != 5) GIVES(DM_STATUS_TIMEOUT, reduce(mesh, 2));
+    OK(dm_world_barrier(world, 0));
+    if (me == 5) FAILS(DM_STATUS_TIMEOUT, "came too late", reduce(mesh, 2));
+    const dm_error_info info = facts();
+    const bool is_alone = info.num_ranks == 1 && info.ranks[0] == 5 && (me == 5 || info.waited_seconds > 0.1);
+    again = on_any_rank(world, !is_alone) && timeout_ms < kLongestScene;
+    if (!again) {
+      CHECK(me == 5 || info.waited_seconds > 0.1);
+      is_about(5, "late");
+    }
+    OK(dm_abort(mesh));
+    dm_free(mesh);
   }
-  OK(dm_world_barrier(world, 0));
-  if (me == 5) {
-    FAILS(DM_STATUS_TIMEOUT, "came too late", reduce(mesh, 2));
-    is_about(5, "late");
-  }
-  OK(dm_abort(mesh));
-  dm_free(mesh);
 }
 
 /* One rank has aborted its mesh before the others call. It lives. */

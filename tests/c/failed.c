@@ -15,11 +15,9 @@ static const char *NAMES[] = {"dp", "tp"};
 static dm_mesh *mesh_with(int64_t timeout_ms)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  dm_mesh *mesh = NULL;
   const int32_t shape[] = {2, ranks / 2};
   options.world = world, options.timeout_ms = timeout_ms;
-  REQUIRE(dm_init("cpu", shape, 2, NAMES, &options, &mesh));
-  return mesh;
+  return made_in_time(shape, 2, NAMES, &options);
 }
 
 /* The sum over the group, which every rank enters with its number and 1. */
@@ -149,7 +147,6 @@ static void after_a_failure_of_all(void)
 /* A rank comes so late that the others have given up. Its next call makes a new mesh with them. */
 static void after_a_timeout(void)
 {
-  /* The mesh is made in the same time. */
   dm_mesh *hasty = mesh_with(2000), *shares = mesh_with(0);
   float buffer[2] = {0};
   char text[64];

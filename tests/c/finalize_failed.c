@@ -2,22 +2,20 @@
 /* dm_finalize after a collective that failed, or that only some ranks have begun. It ends soon,
  * with the reason on all ranks, and a new mesh works. The bounds on time include the second for
  * which dm_finalize waits for late ranks. */
-#include "check.h"
+#include "facts.h"
 
 static dm_init_options options = DM_INIT_OPTIONS_INIT;
 static dm_world *sync_world; /* orders the steps of the test */
 static int32_t rank, ranks;
 static const char *NAMES[] = {"dp"};
-/* A timeout that passes here. The mesh is made in the same time, on a busy machine, too. */
+/* A timeout that passes here. */
 enum { kHasty = 2000 };
 
 static dm_mesh *line(int64_t timeout_ms)
 {
-  dm_mesh *mesh = NULL;
   const int32_t size = (size_t)ranks;
   options.timeout_ms = timeout_ms;
-  REQUIRE(dm_init("cpu", &size, 1, NAMES, &options, &mesh));
-  return mesh;
+  return made_in_time(&size, 1, NAMES, &options);
 }
 
 static void works(void)
@@ -61,40 +59,57 @@ static void only_one_calls(void)
  * dm_finalize. */
 static void one_is_late(void)
 {
-  dm_mesh *mesh = line(kHasty);
-  float one = 1, sum = 0;
-  const double began = seconds_now();
-  options.timeout_ms = 0;
-  if (rank > 0) {
-    FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-    GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh, NULL));
+  bool again = true;
+  for (int64_t hasty = kHasty; again; hasty *= 3) {
+    dm_mesh *mesh = line(hasty);
+    float one = 1, sum = 0;
+    bool is_named = true;
+    const double began = seconds_now();
+    if (rank > 0) {
+      GIVES(DM_STATUS_TIMEOUT, dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+      is_named = strstr(dm_last_error(), "rank 0") != NULL;
+      GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh, NULL));
+    }
+    again = on_any_rank(sync_world, !is_named) && hasty < kLongestScene;
+    CHECK(is_named || again);
+    if (rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh, NULL)); /* the error says how the others' call ended */
+    CHECK(seconds_now() - began < 1e-3 * (double)hasty + 60); /* the deadline of the call would be ten minutes */
+    OK(dm_abort(mesh));
+    dm_free(mesh);
   }
-  OK(dm_world_barrier(sync_world, 0));
-  if (rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh, NULL)); /* the error says how the others' call ended */
-  CHECK(seconds_now() - began < 20);
-  OK(dm_abort(mesh));
-  dm_free(mesh);
   works();
 }
 
 /* One rank is late for the end of a mesh that has a long timeout. */
 static void one_is_late_for_the_end(void)
 {
-  dm_mesh *hasty = line(kHasty), *patient = line(0);
-  float one = 1, sum = 0;
-  if (rank > 0) {
-    FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_all_reduce(hasty, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-    const double began = seconds_now();
-    FAILS(DM_STATUS_TIMEOUT, "failed earlier", dm_finalize(patient, NULL));
-    CHECK(strstr(dm_last_error(), "rank 0 did not come within 2000 ms") != NULL);
-    CHECK(seconds_now() - began < 20);
+  bool again = true;
+  for (int64_t timeout_ms = kHasty; again; timeout_ms *= 3) {
+    dm_mesh *hasty = line(timeout_ms), *patient = line(0);
+    float one = 1, sum = 0;
+    char told[64];
+    bool is_alone = true;
+    snprintf(told, sizeof told, "rank 0 did not come within %d ms", (int)timeout_ms);
+    if (rank > 0) {
+      GIVES(DM_STATUS_TIMEOUT, dm_all_reduce(hasty, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+      is_alone = strstr(dm_last_error(), "rank 0") != NULL;
+      const double began = seconds_now();
+      FAILS(DM_STATUS_TIMEOUT, "failed earlier", dm_finalize(patient, NULL));
+      is_alone = is_alone && strstr(dm_last_error(), told) != NULL;
+      CHECK(seconds_now() - began < 60); /* the deadline would be ten minutes */
+    }
+    OK(dm_world_barrier(sync_world, 0));
+    if (rank == 0) {
+      GIVES(DM_STATUS_TIMEOUT, dm_finalize(patient, NULL));
+      is_alone = strstr(dm_last_error(), told) != NULL;
+    }
+    again = on_any_rank(sync_world, !is_alone) && timeout_ms < kLongestScene;
+    CHECK(is_alone || again);
+    OK(dm_abort(hasty));
+    OK(dm_abort(patient));
+    dm_free(hasty);
+    dm_free(patient);
   }
-  OK(dm_world_barrier(sync_world, 0));
-  if (rank == 0) FAILS(DM_STATUS_TIMEOUT, "rank 0 did not come within 2000 ms", dm_finalize(patient, NULL));
-  OK(dm_abort(hasty));
-  OK(dm_abort(patient));
-  dm_free(hasty);
-  dm_free(patient);
   works();
 }
 

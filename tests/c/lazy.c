@@ -55,10 +55,10 @@ int main(void)
   dm_init_options hurry = DM_INIT_OPTIONS_INIT;
   dm_dim_options apart = DM_DIM_OPTIONS_INIT;
   apart.flags = DM_DIM_OWN_COMM;
-  hurry.timeout_ms = 2000; /* also the time to make the mesh */
+  hurry.timeout_ms = 2000;
   hurry.dim_options = &apart;
   hurry.num_dim_options = 1;
-  REQUIRE(dm_init("cpu", line, 1, NULL, &hurry, &impatient));
+  impatient = made_in_time(line, 1, NULL, &hurry);
   if (rank == 2) {
     const moment began = moment_now();
     FAILS(DM_STATUS_TIMEOUT, "did not come within 2000 ms", dm_all_reduce(impatient, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
