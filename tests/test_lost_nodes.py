@@ -3,6 +3,7 @@ lost, and the ranks of examples/recover.c go on and come back. test_restarts.py 
 itself does there, with shell scripts as ranks, and test_run_store.py the same for `--store`."""
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -23,6 +24,8 @@ from support.tool import PATIENCE
 
 NODES = ("alpha", "beta", "gamma")
 PORT = 29400
+# How many bytes of what the tools and the ranks of a node say nobody has read yet.
+ROOM = 4096
 # A job ends well within this many seconds, also on a busy machine.
 END = 150
 HEALS = ("--restart", "rank", "--max-restarts", 3)
@@ -36,6 +39,8 @@ class Nodes(Lab):
     def __init__(self, program, folder):
         super().__init__((*NODES, "store"), folder)
         self.program, self.said, self.changed, self.tools, self.readers = program, [], threading.Condition(), {}, []
+        # Whether nobody reads now what the tools and the ranks say.
+        self.is_held = False
         self.variables = {}
 
     def command(self, options, arguments):
@@ -46,7 +51,8 @@ class Nodes(Lab):
         kernel."""
         own = environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **self.variables, **variables)
         self.tools[host] = self.spawn(host, [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      text=True, env=own)
+                                      env=own)
+        fcntl.fcntl(self.tools[host].stdout, fcntl.F_SETPIPE_SZ, ROOM)
         reader = threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True)
         self.tools[host].readers = [reader]
         reader.start()
@@ -62,16 +68,32 @@ class Nodes(Lab):
             self.node(number, where, **more)
 
     def read(self, host, pipe):
-        for line in pipe:
+        rest = b""
+        while part := os.read(pipe.fileno(), 256):
+            *lines, rest = (rest + part).split(b"\n")
             with self.changed:
-                self.said.append(f"{host}: {line}")
+                self.said += [f"{host}: {line.decode(errors='replace')}\n" for line in lines]
                 self.changed.notify_all()
+                self.changed.wait_for(lambda: not self.is_held)
+        self.said += [f"{host}: {rest.decode(errors='replace')}"] if rest else []
+
+    def go_on(self):
+        with self.changed:
+            self.is_held = False
+            self.changed.notify_all()
 
     def text(self):
         return "".join(self.said)
 
-    def wait_for(self, *patterns):
+    def hold_at(self, pattern):
+        """Waits until a tool or a rank has said a line with this pattern. Then nobody reads until
+        the next call that waits, so the ranks of a node stand still when they have filled its pipe:
+        they make about 1000 steps."""
+        self.wait_for(pattern, is_held=True)
+
+    def wait_for(self, *patterns, is_held=False):
         """Waits until each of these patterns is in a line that a tool or a rank has said."""
+        self.go_on()
         missing, seen = set(patterns), 0
 
         def are_there():
@@ -79,6 +101,7 @@ class Nodes(Lab):
             nonlocal seen
             new, seen = "".join(self.said[seen:]), len(self.said)
             missing.difference_update([pattern for pattern in missing if re.search(pattern, new)])
+            self.is_held = is_held and not missing
             return not missing
 
         with self.changed:
@@ -90,6 +113,7 @@ class Nodes(Lab):
 
     def ends(self, *hosts):
         """The tools of these hosts end well, and nothing is left to read."""
+        self.go_on()
         for host in hosts:
             try:
                 code = self.tools[host].wait(END)
@@ -141,7 +165,7 @@ def connections_to_the_store(pid):
 def test_a_rank_comes_back_on_a_node_without_the_store(lab, relays):
     lab.variables = RELAYS if relays else {}
     lab.nodes(*ENDPOINT)
-    lab.wait_for("rank 4 is at step 20")
+    lab.hold_at("rank 4 is at step 20")
     assert connections_to_the_store(lab.pid(0)) > 0
     assert (connections_to_the_store(lab.pid(4)) == 0) == relays
     os.kill(lab.pid(4), signal.SIGKILL)
@@ -153,7 +177,7 @@ def test_a_rank_comes_back_on_a_node_without_the_store(lab, relays):
 
 def test_the_ranks_of_a_lost_node_come_back_when_a_node_joins(lab):
     lab.nodes(*ENDPOINT)
-    lab.wait_for("rank 5 is at step 20")
+    lab.hold_at("rank 5 is at step 20")
     lab.tools["gamma"].kill()
     lab.wait_for(r"node 2 \(gamma\) has gone: its devicemesh run was killed; the job goes on")
     lab.node(2, ENDPOINT)
@@ -166,7 +190,7 @@ def test_spares_of_the_other_nodes_take_the_places_of_a_lost_node(lab):
     """Each node has a spare, of which the lost node takes one with it. The ranks of beta are 2, 3
     and the spare 7."""
     lab.nodes(*ENDPOINT, *("--spares", 1), spares=3, replace=0)
-    lab.wait_for("rank 3 is at step 20")
+    lab.hold_at("rank 3 is at step 20")
     lab.tools["beta"].kill()
     lab.wait_for("rank 6 goes on in epoch", "rank 8 goes on in epoch")
     lab.ends("alpha", "gamma")
@@ -191,7 +215,7 @@ def test_with_a_store_of_its_own_no_node_is_needed(lab, lost, relays):
     lab.variables = RELAYS if relays else {}
     where = lab.serve()
     lab.nodes(*where)
-    lab.wait_for(f"rank {2 * lost} is at step 20")
+    lab.hold_at(f"rank {2 * lost} is at step 20")
     lab.tools[NODES[lost]].kill()
     lab.wait_for(rf"node {lost} \({NODES[lost]}\) has gone: its devicemesh run was killed; the job goes on")
     lab.node(lost, where)
