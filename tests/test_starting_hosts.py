@@ -8,12 +8,13 @@ import re
 import signal
 import socket
 import subprocess
+import time
 
 import pytest
 
 from netlab import Lab
 from support.paths import TOOL
-from support.processes import children, environment, run, wait_until
+from support.processes import children, environment, is_asleep, run, wait_until
 from support.rsh import keeper_of, rsh, start
 from support.terminals import on_terminals
 from support.tool import HERE, PATIENCE, SLEEP, ends, without_waits
@@ -190,6 +191,9 @@ def test_an_interrupt_tells_of_the_hosts_that_cannot_take_part(start, tmp_path):
     keeper, started = keeper_of(process), tmp_path / "started"
     wait_until(lambda: started.exists() and len(started.read_text().splitlines()) == 3, "all commands run", PATIENCE)
     wait_until(lambda: len(children(keeper)) == 2, "denied has been refused", PATIENCE)
+    # The keeper tells the starter of it. Both have done their part when they sleep again.
+    for pid in (keeper, process.pid):
+        wait_until(lambda: all(is_asleep(pid) and not time.sleep(0.01) for _ in range(5)), "the tool sleeps", PATIENCE)
     process.send_signal(signal.SIGINT)
     _, err = ends(process, 130)
     assert "devicemesh run: denied: " in err and "silent" not in err, err

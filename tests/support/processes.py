@@ -162,6 +162,11 @@ def state_and_parent(pid):
     return state, int(parent)
 
 
+def is_asleep(pid):
+    """Whether all threads of a process sleep."""
+    return all(file.read_text().rpartition(")")[2].split()[0] == "S" for file in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
 def is_stopped(pid):
     return state_and_parent(pid)[0] == "T"
 
