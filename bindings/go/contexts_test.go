@@ -129,26 +129,49 @@ func TestACallIsEndedUntilItReturns(t *testing.T) {
 	equal(t, "ends after the call", []int32{ends.Load()}, []int32{before})
 }
 
+// endedBy gives a context, and a function that ends it when a call has begun to wait for it.
+func endedBy(why error) (context.Context, func()) {
+	inner, cancel := context.WithCancelCause(background)
+	ctx := contextWaitedFor(func() context.Context { return inner })
+	return ctx, func() {
+		<-ctx.begun
+		cancel(why)
+	}
+}
+
+// holds returns when a call has the handle. The call gives its error to `blocked` when it returns.
+func holds(t *testing.T, handle *lasting, blocked <-chan error) {
+	t.Helper()
+	for handle.state.Load() == 0 {
+		select {
+		case err := <-blocked:
+			t.Fatalf("the call did not block: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
 func TestClosingDuringACall(t *testing.T) {
+	why := errors.New("enough")
 	_, folder := ranks(t)
 	if size == 1 {
 		return
 	}
 	world := private(t, folder, "closing")
 	mesh := line(t, world, MeshOptions{Dims: []DimOptions{{OwnComm: true}}})
-	closing := func(ctx context.Context) error {
+	// end is called when the handle is closed and the call still blocks.
+	closing := func(ctx context.Context, end func()) error {
 		again, err := mesh.Clone()
 		must(t, err)
 		blocked := make(chan error)
 		value := []int{1}
 		go func() { blocked <- AllReduce(ctx, again, "", value, value, Sum) }()
-		for again.state.Load() == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		holds(t, &again.lasting, blocked)
 		must(t, again.Close())
 		refused(t, AllReduce(background, again, "", value, value, Sum), ErrInvalidHandle, "")
 		_, err = again.Size("")
 		refused(t, err, ErrInvalidHandle, "")
+		end()
 		must(t, world.Barrier(background, 0))
 		err = <-blocked
 		if err == nil && value[0] != size {
@@ -162,18 +185,17 @@ func TestClosingDuringACall(t *testing.T) {
 	// A blocked call goes on when its handle is closed.
 	value := []int{1}
 	if rank == 0 {
-		must(t, closing(background))
+		must(t, closing(background, func() {}))
 	} else {
 		must(t, world.Barrier(background, 0))
 		must(t, AllReduce(background, mesh, "", value, value, Sum))
 	}
 	// Its context still ends it.
 	if rank == 0 {
-		ctx, cancel := context.WithTimeout(background, 500*time.Millisecond)
-		defer cancel()
-		err := closing(ctx)
+		ctx, end := endedBy(why)
+		err := closing(ctx, end)
 		refused(t, err, ErrAborted, "")
-		if !errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, why) {
 			t.Error(err)
 		}
 	} else {
@@ -188,15 +210,13 @@ func TestClosingDuringACall(t *testing.T) {
 	other, err := Join(background, "cpu", &WorldOptions{Size: size, Rank: rank, InitMethod: "file://" + folder + "/closed", Timeout: time.Minute})
 	must(t, err)
 	if rank == 0 {
-		ctx, cancel := context.WithTimeout(background, 500*time.Millisecond)
-		defer cancel()
+		ctx, end := endedBy(why)
 		blocked := make(chan error)
 		go func() { blocked <- other.Barrier(ctx, 0) }()
-		for other.state.Load() == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		holds(t, &other.lasting, blocked)
 		must(t, other.Close())
-		refused(t, <-blocked, ErrAborted, "context deadline exceeded")
+		end()
+		refused(t, <-blocked, ErrAborted, "enough")
 	}
 	must(t, world.Barrier(background, 0))
 	if rank > 0 {
@@ -228,10 +248,9 @@ func TestJoiningIsGivenUpSoon(t *testing.T) {
 		options.Size, options.Timeout = 2, 10*time.Minute
 		before, _ := tasks(t)
 		for range 8 {
-			ctx, cancel := context.WithTimeout(background, 50*time.Millisecond)
+			ctx := doneAfter(t, 50*time.Millisecond, nil)
 			began := time.Now()
 			_, err := Join(ctx, "cpu", &options)
-			cancel()
 			refused(t, err, ErrAborted, "given up")
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Error(err)

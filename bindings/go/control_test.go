@@ -93,9 +93,7 @@ func TestContextsEndTheControlPlane(t *testing.T) {
 		}
 		refused(t, call(nil, mesh, world), ErrInvalidArgument, "nil")
 		if rank == 0 {
-			ctx, cancel := context.WithCancelCause(background)
-			time.AfterFunc(100*time.Millisecond, func() { cancel(why) })
-			err := call(ctx, mesh, world)
+			err := call(doneAfter(t, 100*time.Millisecond, why), mesh, world)
 			refused(t, err, ErrAborted, "enough")
 			if !errors.Is(err, why) || !errors.Is(err, context.Canceled) {
 				t.Errorf("call %d: %v", at, err)

@@ -230,9 +230,7 @@ func TestContextsEndExchanges(t *testing.T) {
 		return AllToAllV(ctx, mesh, "", []int{}, Blocks{Counts: counts}, []int{}, Blocks{Counts: counts})
 	}
 	if rank == 0 {
-		ctx, cancel := context.WithTimeout(background, 200*time.Millisecond)
-		defer cancel()
-		err := exchange(ctx)
+		err := exchange(doneAfter(t, 200*time.Millisecond, nil))
 		refused(t, err, ErrAborted, "")
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -87,10 +89,65 @@ func private(t *testing.T, folder, name string) *World {
 	return world
 }
 
+// A waitedFor is a context that begins when a call first waits for it. A call looks whether its
+// context is done before that, so it has begun when this context ends. A context that begins before
+// the call may be done already on a busy machine, and the call is not begun then.
+type waitedFor struct {
+	begin func() context.Context
+	once  sync.Once
+	inner atomic.Pointer[context.Context]
+	begun chan struct{}
+}
+
+func contextWaitedFor(begin func() context.Context) *waitedFor {
+	return &waitedFor{begin: begin, begun: make(chan struct{})}
+}
+
+// doneAfter gives a context that ends with this cause so long after a call has begun to wait for
+// it. Without a cause it is the context's deadline that passes.
+func doneAfter(t *testing.T, pause time.Duration, why error) context.Context {
+	t.Helper()
+	return contextWaitedFor(func() context.Context {
+		if why == nil {
+			ctx, cancel := context.WithTimeout(background, pause)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		ctx, cancel := context.WithCancelCause(background)
+		time.AfterFunc(pause, func() { cancel(why) })
+		return ctx
+	})
+}
+
+func (c *waitedFor) now() context.Context {
+	if inner := c.inner.Load(); inner != nil {
+		return *inner
+	}
+	return background
+}
+
+func (c *waitedFor) Done() <-chan struct{} {
+	c.once.Do(func() {
+		inner := c.begin()
+		c.inner.Store(&inner)
+		close(c.begun)
+	})
+	return c.now().Done()
+}
+
+func (c *waitedFor) Err() error                  { return c.now().Err() }
+func (c *waitedFor) Value(key any) any           { return c.now().Value(key) }
+func (c *waitedFor) Deadline() (time.Time, bool) { return c.now().Deadline() }
+
+// line makes a mesh over all ranks. Its timeout may be short. On a busy machine all ranks may run
+// into the deadline here, and all try again.
 func line(t *testing.T, world *World, options MeshOptions) *Mesh {
 	t.Helper()
 	options.World = world
 	mesh, err := Init(background, "cpu", []int{size}, []string{"x"}, &options)
+	for tries := 1; errors.Is(err, ErrTimeout) && tries < 20; tries++ {
+		mesh, err = Init(background, "cpu", []int{size}, []string{"x"}, &options)
+	}
 	must(t, err)
 	// A mesh that the collector closes later would end the world while its folder is removed.
 	t.Cleanup(func() { mesh.Close() })
