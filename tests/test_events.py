@@ -243,5 +243,7 @@ def test_a_rank_of_another_host_is_named_that_does_not_send(programs, tmp_path):
         assert re.fullmatch(r"rank 3 has waited in all-reduce 2 of mesh/dp for [\d.]+ s: no rank of this host is missing, and the call waits for "
                             r"a message of rank 1 on another host", slow["message"]), slow
         assert 0.1 <= float(slow["waited"]) < PATIENCE, slow
-        os.kill(lab.hosts["alpha"].inner_pid(job.ranks[1]), signal.SIGCONT)
+        pid = lab.hosts["alpha"].inner_pid(job.ranks[1])
+        job.until(lambda: is_stopped(pid))
+        os.kill(pid, signal.SIGCONT)
         job.end()
