@@ -28,12 +28,13 @@ use recording::{ChannelState, EntryState, Operation, RecordedCall, RecordedChann
 /// and the port at which the ranks meet.
 const CHILD: &str = "RECORDING_CHILD";
 
-/// The timeout of a rank that waits in vain. On a busy machine, a process may stand still for a
-/// second.
+/// The timeout of a rank that waits in vain. It begins when the other rank is where its message
+/// says.
 const SHORT: Duration = Duration::from_millis(1500);
 
-/// The timeout of a rank that still waits when [`SHORT`] is over on the other one.
-const LONGER: Duration = Duration::from_secs(5);
+/// The timeout of all else. It does not end before the test does, also where a process stands still
+/// on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// A rank.
 struct Rank {
@@ -120,9 +121,29 @@ fn join(rank: usize, size: usize, port: u16) -> Result<Arc<World>, Error> {
 }
 
 fn mesh_within(world: &Arc<World>, shape: &[usize], names: &[&str], timeout: Duration) -> View {
+    mesh_with(world, shape, names, &MeshOptions::default().timeout(timeout))
+}
+
+fn mesh_with(world: &Arc<World>, shape: &[usize], names: &[&str], options: &MeshOptions) -> View {
     let spec = MeshSpec::new("cpu", shape, world.size(), world.rank()).names(names);
-    let options = MeshOptions::default().timeout(timeout);
-    View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap())
+    View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), options).unwrap())
+}
+
+/// Makes a mesh along dp, and another one along tp with a communicator of its own.
+fn two_meshes(world: &Arc<World>) -> [View; 2] {
+    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(LONG);
+    [mesh_within(world, &[2], &["dp"], LONG), mesh_with(world, &[2], &["tp"], &options)]
+}
+
+/// Reduces in vain along dp, when the parent has seen the other rank where it stays.
+fn reduce_in_vain(mesh: &View) {
+    type SetTimeout = unsafe extern "C" fn(RawComm, i64) -> i32;
+    // SAFETY: the symbol is the function of that name in the engine's API.
+    let set_timeout: SetTimeout = unsafe { std::mem::transmute(mesh.symbol("hostcclCommSetTimeout").unwrap()) };
+    wait_for_parent();
+    // SAFETY: the communicator lives.
+    assert_eq!(unsafe { set_timeout(mesh.comm(0).unwrap(), SHORT.as_millis() as i64) }, 0);
+    say_outcome(mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
 }
 
 /// What the ranks do.
@@ -206,7 +227,7 @@ fn say_outcome(outcome: Result<(), Error>) {
 /// Rank 0 waits in its second all-reduce, in which rank 1 does not come. Rank 0 has made operations
 /// of its own, which are no calls of the group.
 fn deadline(world: &Arc<World>) {
-    let mesh = mesh_within(world, &[2], &["dp"], SHORT);
+    let mesh = mesh_within(world, &[2], &["dp"], LONG);
     let mut values = [1.0_f32; 8];
     if world.rank() == 0 {
         let operands = Operands::new(8, 7, std::ptr::null_mut());
@@ -214,23 +235,25 @@ fn deadline(world: &Arc<World>) {
     }
     mesh.all_reduce("dp", &mut values, Operator::Sum).unwrap();
     if world.rank() == 0 {
-        say_outcome(mesh.all_reduce("dp", &mut values, Operator::Sum));
+        reduce_in_vain(&mesh);
     } else {
+        say("has reduced");
         wait_for_parent();
     }
 }
 
-/// Rank 0 waits in an all-reduce while rank 1 waits for it in a barrier of the world, and then the
-/// other way round.
+/// Rank 0 waits in an all-reduce while rank 1 waits for it in a barrier of the world. Then rank 0
+/// waits in a barrier while rank 1 is in no call.
 fn elsewhere(world: &Arc<World>) {
-    let mesh = mesh_within(world, &[2], &["dp"], SHORT);
+    let mesh = mesh_within(world, &[2], &["dp"], LONG);
     if world.rank() == 0 {
-        say_outcome(mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
+        reduce_in_vain(&mesh);
         wait_for_parent();
+        world.barrier(Some(LONG)).unwrap();
         say_outcome(world.barrier(Some(SHORT)));
     } else {
-        let _ = world.barrier(Some(LONGER));
-        say("has left the barrier");
+        say("ready");
+        world.barrier(Some(LONG)).unwrap();
         wait_for_parent();
     }
 }
@@ -238,14 +261,12 @@ fn elsewhere(world: &Arc<World>) {
 /// The two ranks call along dimensions of two meshes with communicators of their own, in different
 /// orders.
 fn crossed(world: &Arc<World>) {
-    let first = mesh_within(world, &[2], &["dp"], SHORT);
-    let spec = MeshSpec::new("cpu", &[2], world.size(), world.rank()).names(&["tp"]);
-    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(LONGER);
-    let second = View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap());
-    let mut values = [1.0_f32; 8];
-    match world.rank() {
-        0 => say_outcome(first.all_reduce("dp", &mut values, Operator::Sum)),
-        _ => say_outcome(second.all_reduce("tp", &mut values, Operator::Sum)),
+    let [first, second] = two_meshes(world);
+    if world.rank() == 0 {
+        reduce_in_vain(&first);
+    } else {
+        say("ready");
+        say_outcome(second.all_reduce("tp", &mut [1.0_f32; 8], Operator::Sum));
     }
     wait_for_parent();
 }
@@ -253,14 +274,11 @@ fn crossed(world: &Arc<World>) {
 /// Rank 0 waits along a dimension of one mesh, and rank 1 in a call of its own on the communicator
 /// of another mesh.
 fn raw_elsewhere(world: &Arc<World>) {
-    let first = mesh_within(world, &[2], &["dp"], SHORT);
-    let spec = MeshSpec::new("cpu", &[2], world.size(), world.rank()).names(&["tp"]);
-    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(LONGER);
-    let second = View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap());
+    let [first, second] = two_meshes(world);
     if world.rank() == 0 {
-        say_outcome(first.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
-        return;
+        return reduce_in_vain(&first);
     }
+    say("ready");
     type AllReduce = unsafe extern "C" fn(*const f32, *mut f32, usize, i32, i32, RawComm, *mut c_void) -> i32;
     // SAFETY: the symbol is the function of that name in the engine's API.
     let all_reduce: AllReduce = unsafe { std::mem::transmute(second.symbol("ncclAllReduce").unwrap()) };
@@ -346,6 +364,20 @@ fn read_until(rank: &Rank, is_there: impl Fn(&Snapshot) -> bool) -> Snapshot {
         assert!(began.elapsed() < Duration::from_secs(60), "not there: {snapshot:#?}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Starts two ranks of a scene. Rank 0 goes on when rank 1 says "ready" and then is in a call of
+/// the group with that name.
+fn start_when_in(role: &str, group: &str) -> Vec<Rank> {
+    let mut ranks = start(2, role);
+    assert_eq!(ranks[1].says(), "ready");
+    read_until(&ranks[1], |snapshot| {
+        let named = snapshot.channels.iter().filter(|channel| channel.name == group);
+        let mut last = named.filter_map(|channel| snapshot.calls_of(channel).next_back());
+        last.any(|call| call.state == EntryState::Running)
+    });
+    ranks[0].go_on();
+    ranks
 }
 
 fn last_of<'a>(snapshot: &'a Snapshot, channel: &RecordedChannel) -> &'a RecordedCall {
@@ -468,6 +500,7 @@ fn says_all(rank: &Rank, parts: &[&str]) {
     let said = rank.says();
     for part in parts {
         assert!(said.contains(part), "no {part:?} in {said:?}");
+        assert!(said.contains(part), "no {part:?} in {said:?}");
     }
 }
 
@@ -475,6 +508,8 @@ fn says_all(rank: &Rank, parts: &[&str]) {
 fn the_error_at_the_deadline_says_where_the_late_rank_is() {
     for role in ["deadline", "two_copies"] {
         let mut ranks = start(2, role);
+        assert_eq!(ranks[1].says(), "has reduced");
+        ranks[0].go_on();
         let place = "; rank 1 is at all-reduce 1 of mesh/dp; this rank is in all-reduce 2 of mesh/dp";
         says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", "rank 1 did not come within 1500 ms", place]);
         ranks.iter_mut().for_each(Rank::ends_well);
@@ -483,19 +518,19 @@ fn the_error_at_the_deadline_says_where_the_late_rank_is() {
 
 #[test]
 fn the_error_at_the_deadline_says_where_else_the_late_rank_waits() {
-    let mut ranks = start(2, "elsewhere");
+    let mut ranks = start_when_in("elsewhere", "the world");
     let place =
         "; rank 1 has made no call of mesh/dp and is in dm_world_barrier(); this rank is in all-reduce 1 of mesh/dp";
     says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", place]);
-    assert_eq!(ranks[1].says(), "has left the barrier");
     ranks[0].go_on();
-    ranks[0].says();
+    let place = "; this rank is in dm_world_barrier() of the world";
+    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: rank 1 never called dm_world_barrier() as call 3 ", place]);
     ranks.iter_mut().for_each(Rank::ends_well);
 }
 
 #[test]
 fn dimensions_that_are_called_in_different_orders_are_named() {
-    let mut ranks = start(2, "crossed");
+    let mut ranks = start_when_in("crossed", "mesh2/tp");
     let crossed = "rank 1 has made no call of mesh/dp and is in all-reduce 1 of mesh2/tp, which this rank has not begun: these ranks call along mesh/dp and mesh2/tp in different orders";
     says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", crossed]);
     ranks.iter_mut().for_each(Rank::ends_well);
@@ -503,7 +538,7 @@ fn dimensions_that_are_called_in_different_orders_are_named() {
 
 #[test]
 fn a_late_rank_may_be_in_a_call_of_the_program_itself() {
-    let ranks = start(2, "raw_elsewhere");
+    let ranks = start_when_in("raw_elsewhere", "mesh_tp");
     let place =
         "rank 1 has made no call of mesh/dp and is in all-reduce 1 of mesh_tp; this rank is in all-reduce 1 of mesh/dp";
     says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", place]);

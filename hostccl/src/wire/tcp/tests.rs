@@ -160,23 +160,32 @@ fn a_congestion_control_that_the_kernel_lacks_is_refused_with_its_name() {
     drop(Tcp::open(Options { congestion: Some("reno".to_owned()), ..options() }, || ()).unwrap());
 }
 
-#[test]
-fn a_long_message_does_not_delay_a_short_one() {
+/// Sends a long message and then a short one. Returns whether the short one came first.
+fn short_message_comes_first() -> bool {
     let (wires, peers) = pair();
     let long = vec![3; 64 << 20];
     let mut got_long = vec![0; 64 << 20];
     let mut got = [0; 4];
     let receiving = receive(&wires[1], peers[1], tag(1), &mut got_long);
     let short = receive(&wires[1], peers[1], tag(2), &mut got);
-    std::thread::scope(|scope| {
+    let comes_first = std::thread::scope(|scope| {
         scope.spawn(|| {
             let sending = send(&wires[0], peers[0], tag(1), &long);
             let last = send(&wires[0], peers[0], tag(2), b"last");
             assert_eq!((wait(&wires[0], &last), wait(&wires[0], &sending)), (Ok(4), Ok(64 << 20)));
         });
         assert_eq!(wait(&wires[1], &short), Ok(4));
-        assert_eq!(wires[1].test(&receiving), Ok(None), "the long message came first");
-        assert_eq!(wait(&wires[1], &receiving), Ok(64 << 20));
+        let is_long_done = wires[1].test(&receiving).unwrap().is_some();
+        assert!(is_long_done || wait(&wires[1], &receiving) == Ok(64 << 20));
+        !is_long_done
     });
     assert!(got_long == long);
+    comes_first
+}
+
+/// On a busy machine, the long message may be done before the sender's thread sends the short one,
+/// or before this thread looks. A wire that keeps the short message back does so each time.
+#[test]
+fn a_long_message_does_not_delay_a_short_one() {
+    assert!((0..4).any(|_| short_message_comes_first()), "the long message always came first");
 }
