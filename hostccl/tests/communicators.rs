@@ -308,7 +308,7 @@ fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
         ok(hostcclCommLostRank(comm, &raw mut lost));
         assert_eq!((state, lost), (ncclTimeout, 0));
         assert!(last_error().ends_with("ranks 0, 2 did not come within 200 ms"), "{}", last_error());
-        assert!((200..2000).contains(&started.elapsed().as_millis()), "{:?}", started.elapsed());
+        assert!((200..20_000).contains(&started.elapsed().as_millis()), "{:?}", started.elapsed());
         ok(ncclCommAbort(comm));
     }
 }

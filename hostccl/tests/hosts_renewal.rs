@@ -85,6 +85,7 @@ fn child() {
         "late" => {
             let comm = Comm::init(id, size, rank);
             let id = (rank == 1).then(|| make_id(&comm));
+            say("ready");
             if listen() == "grow" {
                 say_grown(grow(Some(&comm), size + more, id, -1), rank);
             }
@@ -93,6 +94,7 @@ fn child() {
         // rank 0 shrink.
         "revoke" => {
             let comm = Comm::init(id, size, rank);
+            say("ready");
             if rank + 1 == size {
                 listen();
             } else {
@@ -117,10 +119,16 @@ fn child() {
     }
 }
 
+/// Hears that all ranks have joined. So a rank that sleeps later does not wait for the join.
+fn all_ready(ranks: &mut [Rank]) {
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.hear(), "ready"));
+}
+
 #[test]
 fn ranks_of_all_hosts_wake_when_one_revokes() {
     for hosts in [["a", "a", "a", "a"], ["a", "a", "b", "b"], ["a", "b", "c", "a"]] {
         let mut ranks = start_on("revoke", &hosts, &VARIABLES);
+        all_ready(&mut ranks);
         ranks[..3].iter().for_each(Rank::until_it_waits);
         ranks[3].tell("revoke");
         let began = Instant::now();
@@ -175,6 +183,7 @@ fn an_old_rank_that_dies_before_it_grows_is_named_on_all_others() {
     for hosts in [["a", "a", "a"], ["a", "a", "b"], ["a", "b", "b"]] {
         let mut ranks = start_on("late 1", &hosts, &VARIABLES);
         let id = from_hex(&ranks[1].hear());
+        all_ready(&mut ranks);
         let mut new = start_new("come", "b", 3, 4, &id);
         ranks[..2].iter_mut().for_each(|rank| rank.tell("grow"));
         ranks[..2].iter().for_each(Rank::until_it_waits);
@@ -193,6 +202,7 @@ fn the_maker_of_the_id_that_dies_ends_the_growth_for_all() {
     for hosts in [["a", "a"], ["a", "b"]] {
         let mut ranks = start_on("late 1", &hosts, &VARIABLES);
         let id = from_hex(&ranks[1].hear());
+        all_ready(&mut ranks);
         let mut new = start_new("come", "a", 2, 3, &id);
         ranks[0].tell("grow");
         ranks[0].until_it_waits();

@@ -78,21 +78,18 @@ fn ranks_that_come_at_random_times_have_the_results_of_a_plain_loop() {
 #[test]
 fn whichever_rank_is_missing_is_blamed_by_all() {
     const HOSTS: [&[usize]; 3] = [&[0, 2, 4], &[1, 3], &[5]];
-    // On a busy machine, a rank may come a second later than the others.
-    let timeout = Duration::from_secs(2);
     std::thread::scope(|scope| {
         for missing in 0..6 {
             scope.spawn(move || {
-                let ranks = Ranks::new(&HOSTS);
-                ranks.ends.iter().for_each(|end| end.set_timeout(timeout.as_millis() as u64));
-                assert_eq!(ranks.run(|_, comm| sum(comm, 1, Name::NONE)), [const { Ok(6) }; 6]);
-                let began = Instant::now();
-                let errors = ranks.run(|me, comm| (me != missing).then(|| sum(comm, 1, Name::NONE).unwrap_err()));
-                for error in errors.into_iter().flatten() {
-                    let said = (error.code(), &error.blame().ranks[..]);
-                    assert_eq!(said, (ncclTimeout, &[missing][..]), "{}", error.message());
-                }
-                assert!(began.elapsed() < timeout + Duration::from_secs(5), "{:?}", began.elapsed());
+                super::only_the_missing_rank_is_blamed(missing, Duration::from_secs(2), |timeout| {
+                    let ranks = Ranks::new(&HOSTS);
+                    assert_eq!(ranks.run(|_, comm| sum(comm, 1, Name::NONE)), [const { Ok(6) }; 6]);
+                    ranks.ends.iter().for_each(|end| end.set_timeout(timeout.as_millis() as u64));
+                    let began = Instant::now();
+                    let errors = ranks.run(|me, comm| (me != missing).then(|| sum(comm, 1, Name::NONE).unwrap_err()));
+                    assert!(began.elapsed() < timeout + Duration::from_secs(20), "{:?}", began.elapsed());
+                    errors.into_iter().flatten().collect()
+                });
             });
         }
     });
