@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use devicemesh::ccl::RawComm;
 use devicemesh::comm::{Element, Operands, Operator, View, World, WorldOptions};
 use devicemesh::error::Status;
 use devicemesh::rendezvous::JoinOptions;
@@ -109,9 +110,15 @@ fn two_threads_on_one_dimension_get_errors_or_sums_of_one_call_of_each_rank() {
     const ROUNDS: u64 = 500;
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let rank = |rank: usize| {
-        let join = JoinOptions::ranked(rank, 2).timeout(Duration::from_secs(2)).store(Arc::clone(&store));
+        let join = JoinOptions::ranked(rank, 2).timeout(Duration::from_secs(60)).store(Arc::clone(&store));
         let world = Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap());
         let mesh = View::init(&world, &[2], &["d"]).unwrap();
+        // Only the calls of the threads may wait in vain.
+        type SetTimeout = unsafe extern "C" fn(RawComm, i64) -> i32;
+        // SAFETY: the symbol is the function of that name in the engine's API.
+        let set_timeout: SetTimeout = unsafe { std::mem::transmute(mesh.symbol("hostcclCommSetTimeout").unwrap()) };
+        // SAFETY: the communicator lives.
+        assert_eq!(unsafe { set_timeout(mesh.comm(0).unwrap(), 2000) }, 0);
         let thread = |tag: u64| {
             for round in 0..ROUNDS {
                 let mine = tag * 1_000_000 + round;
