@@ -319,8 +319,8 @@ fn notices_that_are_garbage_or_from_strangers_change_nothing() {
 
 #[test]
 fn a_chain_of_waiting_ranks_blames_the_one_that_does_not_come() {
-    // On a busy machine, another rank may come later than the deadline, and is named. Then the ranks
-    // get more time.
+    // On a busy machine, another rank may come later than the deadline, and is named. Then the
+    // ranks get more time.
     for millis in [2_000, 8_000, 32_000] {
         let (ends, _) = registered(&[&[0], &[1], &[2], &[3]]);
         ends.iter().for_each(|end| end.set_timeout(millis));
