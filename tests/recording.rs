@@ -1,6 +1,7 @@
 //! What other processes read in the recording of a process that runs, waits or has ended
 //! (docs/recording.md). The ranks are processes of their own.
 
+mod comm_timeout;
 mod ports;
 
 use std::ffi::c_void;
@@ -15,6 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use comm_timeout::set_comm_timeout;
 use devicemesh::ccl::RawComm;
 use devicemesh::comm::{DimOptions, MeshOptions, Operands, Operator, RootComms, View, World, WorldOptions};
 use devicemesh::error::Error;
@@ -137,12 +139,8 @@ fn two_meshes(world: &Arc<World>) -> [View; 2] {
 
 /// Reduces in vain along dp, when the parent has seen the other rank where it stays.
 fn reduce_in_vain(mesh: &View) {
-    type SetTimeout = unsafe extern "C" fn(RawComm, i64) -> i32;
-    // SAFETY: the symbol is the function of that name in the engine's API.
-    let set_timeout: SetTimeout = unsafe { std::mem::transmute(mesh.symbol("hostcclCommSetTimeout").unwrap()) };
     wait_for_parent();
-    // SAFETY: the communicator lives.
-    assert_eq!(unsafe { set_timeout(mesh.comm(0).unwrap(), SHORT.as_millis() as i64) }, 0);
+    set_comm_timeout(mesh, SHORT);
     say_outcome(mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
 }
 

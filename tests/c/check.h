@@ -157,11 +157,12 @@ static inline int32_t rank_of(const dm_mesh *mesh)
 
 /* Makes a mesh whose timeout is short. On a busy machine, or under valgrind, all ranks may run into
  * the deadline here, and all try again. */
-static inline dm_mesh *made_in_time(const int32_t *shape, size_t ndim, const char *const *names, const dm_init_options *options)
+static inline dm_mesh *made_in_time(const char *device, const int32_t *shape, size_t ndim, const char *const *names,
+                                    const dm_init_options *options)
 {
   dm_mesh *mesh = NULL;
   for (int attempt = 0; attempt < 20 && mesh == NULL; ++attempt) {
-    const dm_status status = dm_init("cpu", shape, ndim, names, options, &mesh);
+    const dm_status status = dm_init(device, shape, ndim, names, options, &mesh);
     if (status != DM_STATUS_TIMEOUT) REQUIRE(status);
   }
   if (mesh == NULL) REQUIRE(DM_STATUS_TIMEOUT);

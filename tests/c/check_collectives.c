@@ -23,7 +23,7 @@ static dm_mesh *make(int32_t dp, int32_t tp, int64_t timeout_ms)
   const char *names[] = {"dp", "tp"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.timeout_ms = timeout_ms;
-  return made_in_time(shape, 2, names, &options);
+  return made_in_time("cpu", shape, 2, names, &options);
 }
 
 /* Groups of one dimension may be at different places, and so may the calls of a group. */

@@ -104,9 +104,9 @@ static void own_timeouts(dm_init_options options)
   for (int attempt = 1; again; ++attempt) {
     float mine = 1, sum = 0;
     options.timeout_ms = 60000;
-    patient = made_in_time(line, 1, NULL, &options);
+    patient = made_in_time("cpu", line, 1, NULL, &options);
     options.timeout_ms = 2000;
-    hasty = made_in_time(line, 1, NULL, &options);
+    hasty = made_in_time("cpu", line, 1, NULL, &options);
     OK(dm_get_comm(patient, NULL, &one));
     OK(dm_get_comm(hasty, NULL, &other));
     CHECK(one == other);
@@ -148,7 +148,7 @@ static void lazy_again(dm_init_options options)
   dm_status status = DM_STATUS_TIMEOUT;
   options.flags = DM_INIT_LAZY;
   options.timeout_ms = 2000;
-  lazy = made_in_time(line, 1, NULL, &options);
+  lazy = made_in_time("cpu", line, 1, NULL, &options);
   if (rank == 0) FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_get_comm", dm_get_comm(lazy, NULL, &comm));
   OK(dm_world_barrier(sync_world, 0));
   /* Rank 1 is told of the call that it missed. */

@@ -14,7 +14,7 @@ static dm_mesh *mesh_of_all(const char *name, int64_t timeout_ms)
   const int32_t shape[] = {6};
   options.world = world;
   options.timeout_ms = timeout_ms;
-  return made_in_time(shape, 1, &name, &options);
+  return made_in_time("cpu", shape, 1, &name, &options);
 }
 
 static dm_status reduce(const dm_mesh *mesh, size_t count)

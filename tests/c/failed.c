@@ -17,7 +17,7 @@ static dm_mesh *mesh_with(int64_t timeout_ms)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   const int32_t shape[] = {2, ranks / 2};
   options.world = world, options.timeout_ms = timeout_ms;
-  return made_in_time(shape, 2, NAMES, &options);
+  return made_in_time("cpu", shape, 2, NAMES, &options);
 }
 
 /* The sum over the group, which every rank enters with its number and 1. */

@@ -15,7 +15,7 @@ static dm_mesh *line(int64_t timeout_ms)
 {
   const int32_t size = (size_t)ranks;
   options.timeout_ms = timeout_ms;
-  return made_in_time(&size, 1, NAMES, &options);
+  return made_in_time("cpu", &size, 1, NAMES, &options);
 }
 
 static void works(void)

@@ -58,7 +58,7 @@ int main(void)
   hurry.timeout_ms = 2000;
   hurry.dim_options = &apart;
   hurry.num_dim_options = 1;
-  impatient = made_in_time(line, 1, NULL, &hurry);
+  impatient = made_in_time("cpu", line, 1, NULL, &hurry);
   if (rank == 2) {
     const moment began = moment_now();
     FAILS(DM_STATUS_TIMEOUT, "did not come within 2000 ms", dm_all_reduce(impatient, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));

@@ -75,7 +75,7 @@ static void *one_rank(void *data)
   dm_free(eager);
   lazily.flags = DM_INIT_LAZY;
   lazily.timeout_ms = 2000;
-  mesh = made_in_time(shape, 1, kNames, &lazily);
+  mesh = made_in_time("cpu", shape, 1, kNames, &lazily);
   /* The other rank does not come. */
   if (mine->rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_get_comm(mesh, NULL, &comm));
   pthread_barrier_wait(&ranks_meet);

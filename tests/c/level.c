@@ -21,7 +21,7 @@ static dm_mesh *make(int64_t timeout_ms, uint32_t flags)
   options.world = world;
   options.timeout_ms = timeout_ms;
   options.flags = flags;
-  return made_in_time(shape, 2, names, &options);
+  return made_in_time("cpu", shape, 2, names, &options);
 }
 
 /* Rank `late` does not come to two calls, and is told so when it comes. The others give up a third

@@ -11,7 +11,7 @@ static dm_mesh *mesh_within(int64_t timeout_ms)
   const int32_t shape[] = {2};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.timeout_ms = timeout_ms;
-  return made_in_time(shape, 1, NULL, &options);
+  return made_in_time("cpu", shape, 1, NULL, &options);
 }
 
 static dm_status sum(void *mesh)

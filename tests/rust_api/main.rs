@@ -4,6 +4,8 @@ mod arrays;
 #[path = "../cargo_build/mod.rs"]
 mod cargo_build;
 mod collectives;
+#[path = "../comm_timeout/mod.rs"]
+mod comm_timeout;
 mod recovery;
 mod threads;
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use devicemesh::ccl::RawComm;
 use devicemesh::comm::{Element, Operands, Operator, View, World, WorldOptions};
 use devicemesh::error::Status;
 use devicemesh::rendezvous::JoinOptions;
 use devicemesh::rendezvous::store::{MemoryStore, Store};
 
 use super::cargo_build::shared_engine;
+use super::comm_timeout::set_comm_timeout;
 use super::on_ranks;
 
 #[test]
@@ -114,11 +114,7 @@ fn two_threads_on_one_dimension_get_errors_or_sums_of_one_call_of_each_rank() {
         let world = Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap());
         let mesh = View::init(&world, &[2], &["d"]).unwrap();
         // Only the calls of the threads may wait in vain.
-        type SetTimeout = unsafe extern "C" fn(RawComm, i64) -> i32;
-        // SAFETY: the symbol is the function of that name in the engine's API.
-        let set_timeout: SetTimeout = unsafe { std::mem::transmute(mesh.symbol("hostcclCommSetTimeout").unwrap()) };
-        // SAFETY: the communicator lives.
-        assert_eq!(unsafe { set_timeout(mesh.comm(0).unwrap(), 2000) }, 0);
+        set_comm_timeout(&mesh, Duration::from_secs(2));
         let thread = |tag: u64| {
             for round in 0..ROUNDS {
                 let mine = tag * 1_000_000 + round;

@@ -124,6 +124,13 @@ pub(crate) fn part(length: usize, rank: usize, nranks: usize, size: usize) -> (u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::DataType;
+
+    /// A call of which only the pipeline is made.
+    fn call(kind: Kind, dtype: DataType, count: usize) -> Call {
+        let (send, recv) = (std::ptr::null(), std::ptr::null_mut());
+        Call { kind, send, recv, count, dtype, reduction: None, root: None }
+    }
 
     #[test]
     fn parts_cover_a_chunk_without_sharing_a_line() {
@@ -146,15 +153,7 @@ mod tests {
     #[test]
     fn a_broadcast_among_few_ranks_has_short_chunks() {
         let chunks = |nranks: u32, count: usize| {
-            let call = Call {
-                kind: Kind::Broadcast,
-                send: std::ptr::null(),
-                recv: std::ptr::null_mut(),
-                count,
-                dtype: crate::types::DataType::Int8,
-                reduction: None,
-                root: Some(0),
-            };
+            let call = call(Kind::Broadcast, DataType::Int8, count);
             let pipeline = Pipeline::new(&call, &Layout::new(nranks), nranks == 2);
             assert!(pipeline.chunks == 1 || pipeline.chunk_len % LINE == 0, "{nranks} ranks, {count} bytes");
             pipeline.chunks
@@ -173,17 +172,9 @@ mod tests {
             let layout = Layout::split(nranks, among);
             let n = nranks as usize;
             for kind in [Kind::AllReduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter, Kind::AllToAll] {
-                for dtype in crate::types::DataType::ALL {
+                for dtype in DataType::ALL {
                     for count in [0, 1, 1000, 65_537, 10_000_001] {
-                        let call = Call {
-                            kind,
-                            send: std::ptr::null(),
-                            recv: std::ptr::null_mut(),
-                            count,
-                            dtype,
-                            reduction: None,
-                            root: None,
-                        };
+                        let call = call(kind, dtype, count);
                         let pipeline = Pipeline::new(&call, &layout, n == 2);
                         let covered: usize = (0..pipeline.chunks).map(|chunk| pipeline.range(chunk, count).1).sum();
                         assert_eq!(covered, count, "{kind:?} {nranks} ranks");
