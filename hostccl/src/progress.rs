@@ -11,6 +11,8 @@ use crate::poll::{Blocker, Poll};
 use crate::wait::{BlockedCall, Failed, OwnTime, Wait};
 
 /// Drives one operation to its end.
+// Inlined, because most operations are done after their first step.
+#[inline(always)]
 pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     let mut drive = Drive::default();
     while !drive.step(operation)? {}

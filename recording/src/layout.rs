@@ -18,8 +18,8 @@
 //! whose stamps are equal in the first and the third. When a call ends, the writer sets its end and
 //! then its state, and leaves the stamp of the call as it is.
 
-/// The first word of every recording: "dm-rec" and the version of this layout, 2.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"dm-rec\x00\x02");
+/// The first word of every recording: "dm-rec" and the version of this layout, 3.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"dm-rec\x00\x03");
 
 /// The number of words of a recording: 240 KiB.
 pub const WORDS: usize = TEXTS + TEXT_COUNT * TEXT_WORDS;

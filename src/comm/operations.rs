@@ -126,7 +126,9 @@ impl View {
         if let Some(error) = communicator.earlier_failure().filter(|_| !in_group) {
             return Err(error.within(name));
         }
-        groups::check_usable(library)?;
+        if in_group {
+            groups::check_usable(library)?;
+        }
         if self.root_comms().checks_collectives() {
             self.check_order(name, index, operands)?;
         }

@@ -59,7 +59,8 @@ pub fn begin(recorder: &Recorder, channel: Channel, call: &Call) -> Entry {
 
 /// Notes that the other ranks can see that this thread's call has begun. Nobody waits any more for
 /// what this rank does next, so this is the time for a look at the clock.
-#[inline]
+// Inlined, it would make every poll of a collective look up the thread-local variable.
+#[inline(never)]
 pub(crate) fn note_begun() {
     with(time);
 }
