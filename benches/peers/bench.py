@@ -127,8 +127,9 @@ def main():
     parser.add_argument("--load", type=int, default=0, metavar="N",
                         help="N processes compute all the time beside the contestants; the cases mesh and store are left out, "
                         "--scheduling is none and --budget 500; an option that is given beside --load wins")
-    parser.add_argument("--write-inputs", action="store_true",
-                        help="of collectives: each rank writes its whole input before each call, outside the measured time")
+    parser.add_argument("--same-inputs", action="store_true",
+                        help="nobody writes to the inputs of collectives; otherwise each rank writes its whole input before each iteration, "
+                        "outside the measured time")
     parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto",
                         help="how the processes are preferred to other work of the machine")
     parser.add_argument("--json", type=Path, help="keep every figure here, and add to it after each run")
@@ -149,8 +150,8 @@ def main():
         parser.error("--quick has too few rows for --update-docs")
     if options.load and options.update_docs:
         parser.error("--update-docs writes the tables of a machine without other work, so --load cannot be beside it")
-    if options.write_inputs and options.update_docs:
-        parser.error("--update-docs writes the tables of inputs that nobody writes between two calls, so --write-inputs cannot be beside it")
+    if options.same_inputs and options.update_docs:
+        parser.error("--update-docs writes the tables of inputs that are written before each iteration, so --same-inputs cannot be beside it")
     cases, measures_hosts = [case for case in CASES[:3] if case in options.case], "hosts" in options.case
     keep = lambda: options.json and options.json.write_text(json.dumps(report, indent=1))
     report = {
@@ -163,8 +164,8 @@ def main():
         report["versions"] = {contestant.name: contestant.version for contestant in contestants}
         if options.load:
             os.environ["DM_BENCH_WHOLE_BUDGET"] = "1"
-        if options.write_inputs:
-            os.environ["DM_BENCH_WRITE_INPUTS"] = "1"
+        if options.same_inputs:
+            os.environ["DM_BENCH_SAME_INPUTS"] = "1"
         with load(options.load):
             if measures_hosts:
                 hosts.measure(contestants, options, report, in_turn, keep)

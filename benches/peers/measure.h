@@ -12,9 +12,15 @@
  * milliseconds. On a busy machine (bench.py --load) their times would say only whether the ranks
  * had a processor in these milliseconds.
  *
+ * Each rank writes its whole input before each iteration, as a program does that has computed
+ * something. If nobody wrote to the inputs, their cache lines would stay in the caches of all
+ * processors, and a library that reads the other ranks' buffers would copy from its own cache. If
+ * DM_BENCH_SAME_INPUTS is set for all ranks, nobody writes.
+ *
  * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC
- * is one clock for them: an iteration lasts from the time when the last rank ended the iteration
- * before to the time when the last rank ended this one. */
+ * is one clock for them: an iteration lasts from the time when the last rank has written its input
+ * to the time when the last rank has ended the iteration. Where nobody writes, an iteration begins
+ * when the last rank has ended the iteration before. */
 #ifndef DM_BENCH_MEASURE_H
 #define DM_BENCH_MEASURE_H
 
@@ -191,7 +197,7 @@ static int by_size(const void *a, const void *b)
 static int64_t iterate(struct work *work, const char *variant, int iterations, int64_t *times)
 {
   static int64_t begins[MOST], ends[MOST];
-  const int writes = getenv("DM_BENCH_WRITE_INPUTS") != NULL;
+  const int writes = getenv("DM_BENCH_SAME_INPUTS") == NULL;
   const size_t input = elements(work, 1) * DTYPE_SIZES[work->dtype];
   int64_t used[MAX_RANKS] = {0};
   measured->maximum(used, 1); /* all ranks have come */
