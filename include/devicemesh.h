@@ -382,7 +382,8 @@ typedef struct dm_store_callbacks {
   int32_t (*get)(void *user_data, const char *key, void *value, size_t capacity, size_t *len_out, int64_t timeout_ms);
   /**
    * Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
-   * writes the sum to value_out.
+   * writes the sum to value_out. The integer is the value of the key, in decimal digits: get
+   * gives it, and remove removes it.
    */
   int32_t (*add)(void *user_data, const char *key, int64_t amount, int64_t *value_out);
   /**

@@ -197,7 +197,8 @@ pub struct dm_store_callbacks {
         ) -> i32,
     >,
     /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
-    /// writes the sum to value_out.
+    /// writes the sum to value_out. The integer is the value of the key, in decimal digits: get
+    /// gives it, and remove removes it.
     pub add: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32,
     >,

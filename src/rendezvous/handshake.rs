@@ -178,7 +178,7 @@ pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &W
         }
         wait.look_around()?;
         if wait.deadline.passed() {
-            return Err(never_joined(store, wait));
+            return Err(never_joined(store, "", wait));
         }
         std::thread::sleep(LAST_LOOK.min(wait.deadline.slice()));
     }
@@ -187,27 +187,49 @@ pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &W
 /// Asks rank 0 for the nonce on behalf of every other rank. Rank 0 does not answer with a nonce
 /// that this rank has `tried` before.
 pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<Session> {
-    let token = random();
-    let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
+    let (token, tokens) = (random(), format!("{prefix}/tokens"));
+    let number = store.add(&tokens, 1, wait)?;
     let text = [std::slice::from_ref(&token), tried].concat().join(" ");
     let (left, nonce) = (format!("{prefix}/token/{number}"), format!("{prefix}/nonce/{token}"));
     let arrival = Arrival { note: Some((&left, text.as_bytes())), count: None };
     // A store that gives a wrong index is told of in the agreement that follows, on all ranks.
     let said = store.arrive(&arrival, &[&nonce], &mut |_| Ok(()), wait);
-    let said = said.map(|found| found.unwrap_or_default().1).map_err(|error| never_came(error, store, wait));
+    let said = said.map(|found| found.unwrap_or_default().1).map_err(|error| match error.status() {
+        Status::Timeout => never_joined(store, &unread_sum(store, &tokens, number, wait), wait),
+        _ => error,
+    });
     let received = said.map(|said| Session::of(prefix, &said));
     // Rank 0 has answered this token, or never will.
     store.forget(vec![left, nonce], wait);
     received
 }
 
-/// Returns the error of a rank that has waited for rank 0 until its deadline.
-fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
+/// Returns the error of a rank that has waited for rank 0 until its deadline. `reason` is empty, or
+/// begins with a semicolon.
+fn never_joined(store: &dyn Store, reason: &str, wait: &Wait) -> Error {
     let timeout = wait.deadline.timeout().as_millis();
-    let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_REFUSED)) };
-    let refused = refused_connections(store, &soon).map_or(String::new(), |refused| format!("; {refused}"));
-    Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms{refused}", store.name()))
+    let refused =
+        refused_connections(store, &for_a_reason(wait)).map_or(String::new(), |refused| format!("; {refused}"));
+    Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms{refused}{reason}", store.name()))
         .with_ranks(&[0])
+}
+
+/// Returns a wait for a look at the store that may tell why another wait has failed.
+fn for_a_reason(wait: &Wait) -> Wait {
+    Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_REFUSED)) }
+}
+
+/// Says that nobody can read the integer under `key`, for which `add` gave `sum`. The text is empty
+/// where the integer can be read. The caller's own store may keep integers apart from values. Then
+/// rank 0 cannot know how many tokens there are.
+fn unread_sum(store: &dyn Store, key: &str, sum: i64, wait: &Wait) -> String {
+    let Ok(found) = store.try_get(key, &for_a_reason(wait)) else { return String::new() };
+    let text = found.as_deref().map(String::from_utf8_lossy);
+    if text.as_ref().is_some_and(|text| text.trim().parse::<i64>().is_ok()) {
+        return String::new();
+    }
+    let gives = text.map_or("nothing".to_owned(), |text| format!("{text:?}"));
+    format!("; add to key {key} gave {sum}, but get of that key gives {gives}: it must give the sum in decimal digits")
 }
 
 /// Waits for what rank 0 has said under this key.
@@ -219,7 +241,7 @@ fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<Se
 /// Returns the error of a rank that could not read what rank 0 says.
 fn never_came(error: Error, store: &dyn Store, wait: &Wait) -> Error {
     match error.status() {
-        Status::Timeout => never_joined(store, wait),
+        Status::Timeout => never_joined(store, "", wait),
         _ => error,
     }
 }
@@ -227,4 +249,63 @@ fn never_came(error: Error, store: &dyn Store, wait: &Wait) -> Error {
 /// Returns 16 hexadecimal digits that no other process or call has.
 pub(super) fn random() -> String {
     format!("{:016x}", store::random())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::store::MemoryStore;
+    use super::*;
+
+    /// A store whose integers cannot be read as values.
+    #[derive(Default)]
+    struct IntegersApart {
+        values: MemoryStore,
+        integers: MemoryStore,
+    }
+
+    impl Store for IntegersApart {
+        fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+            self.values.set(key, value, wait)
+        }
+
+        fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+            self.values.get_any(keys, wait)
+        }
+
+        fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+            self.values.try_get(key, wait)
+        }
+
+        fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+            self.integers.add(key, amount, wait)
+        }
+
+        fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+            self.values.set_once(key, value, wait)
+        }
+
+        fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+            self.values.present(keys, wait)
+        }
+
+        fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+            self.values.delete(key, wait)
+        }
+
+        fn name(&self) -> &str {
+            "a store of a test"
+        }
+    }
+
+    #[test]
+    fn a_rank_says_that_the_integers_of_its_store_cannot_be_read() {
+        let wait = Wait::after(Duration::from_millis(50));
+        let error = ask(&IntegersApart::default(), "p", &[], &wait).err().expect("there is no rank 0");
+        let text =
+            "; add to key p/tokens gave 1, but get of that key gives nothing: it must give the sum in decimal digits";
+        assert!(error.status() == Status::Timeout && error.message().ends_with(text), "{error}");
+
+        let error = ask(&MemoryStore::new(), "p", &[], &wait).err().expect("there is no rank 0");
+        assert!(error.status() == Status::Timeout && error.message().ends_with("within 50 ms"), "{error}");
+    }
 }

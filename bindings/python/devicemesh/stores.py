@@ -40,7 +40,8 @@ class Store(Protocol):
 
     def add(self, key: str, amount: int) -> int:
         """Adds amount to the integer under key (0 when there is none), atomically over all ranks.
-        Returns the sum."""
+        Returns the sum. The integer is the value of the key, in decimal digits: get returns it,
+        and remove removes it."""
 
 
 class TorchStore:
