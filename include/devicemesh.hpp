@@ -693,7 +693,7 @@ public:
   Texts(const Texts &) = delete;
   Texts &operator=(const Texts &) = delete;
 
-  /// The C strings; NULL when there are none.
+  /// The C strings; NULL when there are none. A string is NULL where its Text was made of nullptr.
   [[nodiscard]] const char *const *data() const noexcept { return pointers_.empty() ? nullptr : pointers_.data(); }
   /// How many there are.
   [[nodiscard]] std::size_t size() const noexcept { return pointers_.size(); }
@@ -701,11 +701,13 @@ public:
 private:
   template <class Container> void copy(const Container &texts)
   {
+    std::vector<bool> is_null;
     for (const auto &text : texts) {
       const Text &one = text;
       strings_.push_back(one.string());
+      is_null.push_back(one.c_str() == nullptr);
     }
-    for (const std::string &string : strings_) pointers_.push_back(string.c_str());
+    for (std::size_t at = 0; at < strings_.size(); ++at) pointers_.push_back(is_null[at] ? nullptr : strings_[at].c_str());
   }
 
   std::vector<std::string> strings_;
@@ -769,7 +771,7 @@ inline dm_call_options call_options(std::chrono::milliseconds timeout, const dm_
 }  // namespace detail
 
 /// The dimensions of a mesh, the last one the fastest: {{"dp", 2}, {"tp", 4}}, a std::vector<Dim>,
-/// {sizes, names}, or sizes alone, {2, 4}.
+/// {sizes, names}, or sizes alone, {2, 4}, where the call does not need names.
 class Dims {
 public:
   /// No dimension.
@@ -778,13 +780,16 @@ public:
   Dims(std::initializer_list<Dim> dims) { copy(dims.begin(), dims.size()); }
   /// A list that was made at run time.
   Dims(const std::vector<Dim> &dims) { copy(dims.data(), dims.size()); }
-  /// Sizes and as many names; without names the dimensions are dim_0, dim_1 and so on.
+  /// Sizes and as many names. Without names, the dimensions of a new root mesh are dim_0, dim_1 and
+  /// so on. Mesh::unflatten and Mesh::reshape need names.
   Dims(Span<const std::int32_t> shape, const Texts &names = {}) : sizes_(shape.begin(), shape.end()), options_(shape.size())
   {
-    for (std::size_t at = 0; at < names.size(); ++at) names_.emplace_back(names.data()[at]);
+    for (std::size_t at = 0; at < names.size(); ++at) names_.push_back(Text(names.data()[at]).string());
     point();
+    for (std::size_t at = 0; at < names.size(); ++at)
+      if (names.data()[at] == nullptr) pointers_[at] = nullptr;
   }
-  /// {2, 4}
+  /// {2, 4}, without names.
   Dims(std::initializer_list<std::int32_t> shape) : Dims(Span<const std::int32_t>(shape)) {}
 
   Dims(const Dims &) = delete;
@@ -886,7 +891,8 @@ public:
   /// when the key did not come in time.
   virtual std::int32_t get(std::string_view key, std::chrono::milliseconds timeout, std::string &value) = 0;
   /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
-  /// writes the sum.
+  /// writes the sum. The integer is the value of the key, in decimal digits: get() gives it, and
+  /// remove() removes it.
   virtual std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) = 0;
   /// Stores value under key if the value there is the expected one, atomically over all ranks, and
   /// writes the value that stands then. An empty expected value means that the key is not there.
@@ -1404,11 +1410,16 @@ template <class T> constexpr dm_dtype dtype() noexcept
 // The element of a container, const where it can only be read; no type where there is none.
 template <class Container> using ElementOf = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
 
+template <class Container> inline constexpr bool is_braced_list = false;
+template <class T> inline constexpr bool is_braced_list<std::initializer_list<T>> = true;
+
 // Whether an argument of this deduced type is a temporary that owns its elements, so that they end
-// with the call. Views do not own theirs: they give the same elements when they are const.
-template <class Container>
-inline constexpr bool is_temporary = !std::is_lvalue_reference_v<Container> && !std::is_const_v<ElementOf<Container>> &&
-                                     std::is_const_v<ElementOf<const Container>>;
+// with the call. Views do not own theirs: they give the same elements when they are const. A list in
+// braces is no owner either, but its elements end with the call.
+template <class Container, class Plain = std::remove_const_t<Container>>
+inline constexpr bool is_temporary =
+    !std::is_lvalue_reference_v<Container> &&
+    (is_braced_list<Plain> || (!std::is_const_v<ElementOf<Plain>> && std::is_const_v<ElementOf<const Plain>>));
 
 // The buffers that a collective reads and writes, as spans of one type of element.
 template <class Container> using Sent = Span<const std::remove_cv_t<ElementOf<Container>>>;
@@ -1802,8 +1813,8 @@ public:
     return view([&](dm_mesh **mesh) { return dm_flatten(capi(), name.c_str(), &wishes, mesh); });
   }
 
-  /// The view with dim replaced by these, whose sizes multiply to its size, each with a
-  /// communicator. Collective over the root mesh. See dm_unflatten.
+  /// The view with dim replaced by these, which have names, whose sizes multiply to its size, and
+  /// each of which gets a communicator. Collective over the root mesh. See dm_unflatten.
   [[nodiscard]] Returns<BasicMesh> unflatten(const Text &dim, const Dims &dims, std::chrono::milliseconds timeout = {}) const
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
@@ -1811,8 +1822,8 @@ public:
     return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh); });
   }
 
-  /// All ranks of this view in another shape, each of its dimensions with a communicator.
-  /// Collective over the root mesh. See dm_reshape.
+  /// All ranks of this view in another shape. Its dimensions have names, and each of them gets a
+  /// communicator. Collective over the root mesh. See dm_reshape.
   [[nodiscard]] Returns<BasicMesh> reshape(const Dims &dims, std::chrono::milliseconds timeout = {}) const
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
@@ -2355,6 +2366,12 @@ public:
     if (rank == root.value() && to.size() != from.size()) return sizes("broadcast", "recv", to.size(), from.size());
     return broadcast(dim, from.data(), to.data(), to.size(), root, stream);
   }
+  /// Broadcasts count elements at the root's send.
+  template <class T, class Rank, detail::IfInt32<Rank> = 0>
+  Returns<void> broadcast(const Text &dim, T *send, T *recv, std::size_t count, const Rank &root, void *stream = nullptr) const
+  {
+    return broadcast(dim, static_cast<const T *>(send), recv, count, root, stream);
+  }
   /// Broadcasts count elements at the root's send, which may be nullptr on the other ranks.
   template <class T, class Rank, detail::IfInt32<Rank> = 0>
   Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, const Rank &root,
@@ -2533,16 +2550,16 @@ public:
     const S from(buffer);
     return send(dim, from.data(), from.size(), peer, stream);
   }
-  /// Sends count elements.
+  /// Sends count elements, which may be const.
   template <class T, class Rank, detail::IfInt32<Rank> = 0>
-  Returns<void> send(const Text &dim, const T *buffer, std::size_t count, const Rank &peer, void *stream = nullptr) const
+  Returns<void> send(const Text &dim, T *buffer, std::size_t count, const Rank &peer, void *stream = nullptr) const
   {
     const Int32 number = peer;
     if (!number.fits()) return refused(number.problem("send", "peer"));
     const std::int32_t member = number.value();
     return operate(dim, {"send", buffer, nullptr, bytes<T>(count), 0, 0, "peer", member, DM_SUM, stream},
                    [=](const dm_mesh *mesh, const char *name) {
-                     return dm_send(mesh, name, buffer, count, detail::dtype<T>(), member, stream);
+                     return dm_send(mesh, name, buffer, count, detail::dtype<std::remove_const_t<T>>(), member, stream);
                    });
   }
 

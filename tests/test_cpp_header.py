@@ -150,6 +150,8 @@ def compiled(body, before=("-x", "c++", "-"), text=BEFORE):
     # A rank is an integer of any type. A literal 0 after a count is a rank and no stream.
     "float values[2] = {}; std::size_t two = 2; long one = 1; mesh.recv(nullptr, values, two, 0); mesh.recv(nullptr, values, one, 0);"
     " mesh.recv(nullptr, values, one); mesh.send(nullptr, values, two); mesh.reduce(nullptr, values, values, two, 0);",
+    "float in[2] = {}, out[2]; const float fixed[2] = {}; mesh.send(nullptr, in, 2, 0); mesh.send(nullptr, fixed, 2, 0); mesh.broadcast(nullptr, in, out, 2, 0);"
+    " mesh.broadcast(nullptr, fixed, out, 2, 0); mesh.broadcast(nullptr, nullptr, out, 2, 0);",
     "static_cast<void>(mesh.shrink(nullptr, std::chrono::minutes(1)));",
 ])
 def test_right_use(body):

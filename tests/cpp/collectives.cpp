@@ -55,6 +55,26 @@ int main()
     float array[2] = {static_cast<float>(me), 1};
     mesh.all_reduce("tp", array, dm::Op::max);
     CHECK(array[0] == 3);
+    // Arrays with a count, and the literal 0 as a rank.
+    const float fixed[2] = {7, static_cast<float>(me)};
+    float changing[2] = {8, static_cast<float>(me)}, taken[2] = {};
+    mesh.broadcast("tp", changing, taken, 2, 0);
+    CHECK(taken[0] == 8 && taken[1] == 0);
+    mesh.broadcast("tp", fixed, taken, 2, 0);
+    CHECK(taken[0] == 7 && taken[1] == 0);
+    mesh.broadcast("tp", me == 0 ? fixed : nullptr, taken, 1, 0);
+    float arrived[4][5] = {};
+    mesh.group([&] {
+      mesh.send("tp", changing, 2, 0);
+      mesh.send("tp", fixed, 2, 0, nullptr);
+      mesh.send("tp", &changing[1], 1, 0);
+      for (int from = 0; me == 0 && from < 4; ++from) {
+        mesh.recv("tp", arrived[from], 2, from);
+        mesh.recv("tp", &arrived[from][2], 2, from);
+        mesh.recv("tp", &arrived[from][4], 1, from);
+      }
+    });
+    CHECK(me != 0 || (arrived[3][0] == 8 && arrived[3][2] == 7 && arrived[3][4] == 3));
     mesh.all_reduce("tp", &array[0], &array[1], 1, dm::Op::avg);
     CHECK(array[1] == 3);
     mesh.all_reduce("tp", dm::Span<float>(array, 1), dm::Op::min);

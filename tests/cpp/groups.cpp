@@ -126,6 +126,9 @@ static void refusals(const Ring &ring)
   fails(Status::invalid_argument, "cpu has no streams", [&] { mesh.send("x", mine, ring.next, &theirs); });
   fails(Status::invalid_argument, "send: the buffer is a temporary", [&] { mesh.send("x", std::vector<float>(4), ring.next); });
   fails(Status::invalid_argument, "all_reduce: the buffer is a temporary", [&] { mesh.all_reduce("x", std::vector<float>(mine), mine); });
+  const auto constant = [&]() -> const std::vector<float> { return mine; };
+  fails(Status::invalid_argument, "send: the buffer is a temporary", [&] { mesh.send("x", constant(), ring.next); });
+  fails(Status::invalid_argument, "send: the buffer is a temporary", [&] { mesh.send("x", std::initializer_list<float>{1, 2}, ring.next); });
 
   dm::Mesh mine_too = mesh.clone();
   fails(Status::invalid_handle, "", [&] {

@@ -87,6 +87,11 @@ int main()
   REFUSED(Status::invalid_argument, "has 4 ranks, but there are 2 locations", dm::nothrow::plan_ranks({"h0", "h1"}, {2, 2}));
   REFUSED(Status::invalid_argument, "1 weights of traffic for 2 dimensions", dm::nothrow::plan_ranks({"h0", "h1"}, {1, 2}, {1}));
   REFUSED(Status::invalid_argument, "a//b", dm::nothrow::plan_ranks({"a//b"}, {1}));
+  // A string that is NULL reaches C as NULL, and not as the empty string.
+  const char *const none = nullptr;
+  REFUSED(Status::invalid_argument, "locations[0] is NULL", dm::nothrow::plan_ranks({none, "h1"}, {2}));
+  REFUSED(Status::invalid_argument, "NULL", mesh.slice({none}));
+  REFUSED(Status::invalid_argument, "NULL", mesh.reshape({{1, 4}, {none, "x"}}));
 
   CHECK(mesh.finalize().has_value() && world->barrier().has_value());
   REFUSED(Status::aborted, "finalized", mesh.comm("tp"));
