@@ -130,8 +130,9 @@ func Of[T Element](values []T) Buffer {
 	return Buffer{unsafe.Pointer(unsafe.SliceData(values)), len(values), dtypeOf[T]()}
 }
 
-// A Stream is a cudaStream_t; nil on cpu.
-type Stream unsafe.Pointer
+// A Stream is a cudaStream_t as an integer, because CUDA has streams such as cudaStreamPerThread (2)
+// that are no addresses. It is 0 on cpu.
+type Stream uintptr
 
 // same refuses two buffers that differ in type.
 func (a *arguments) same(send, recv Buffer) {

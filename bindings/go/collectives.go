@@ -5,11 +5,10 @@ import "C"
 
 import (
 	"context"
-	"unsafe"
 )
 
 // The methods here run collectives on any memory. The functions of the same names without "Buffer"
-// take slices. On cpu a call returns when the result is there, and stream is nil. On cuda a call
+// take slices. On cpu a call returns when the result is there, and stream is 0. On cuda a call
 // returns when the work is on the stream, and the memory must stay until the work is done.
 
 // AllReduceBuffer reduces over all ranks along a dimension. Every rank gets the result, with equal
@@ -22,7 +21,7 @@ func (m *Mesh) AllReduceBuffer(ctx context.Context, dim string, send, recv Buffe
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType),
-			C.int32_t(op), unsafe.Pointer(stream))
+			C.int32_t(op), C.uintptr_t(stream))
 	})
 }
 
@@ -41,7 +40,7 @@ func (m *Mesh) ReduceBuffer(ctx context.Context, dim string, send, recv Buffer, 
 	along, to := a.optional("dimension name", dim), a.member("root", root, place)
 	return m.operation(ctx, &a, dim, buffers, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType),
-			C.int32_t(op), to, unsafe.Pointer(stream))
+			C.int32_t(op), to, C.uintptr_t(stream))
 	})
 }
 
@@ -58,7 +57,7 @@ func (m *Mesh) BroadcastBuffer(ctx context.Context, dim string, send, recv Buffe
 	}
 	along, from := a.optional("dimension name", dim), a.member("root", root, place)
 	return m.operation(ctx, &a, dim, buffers, stream, func(mesh C.uintptr_t) C.outcome {
-		return C.go_broadcast(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
+		return C.go_broadcast(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, C.uintptr_t(stream))
 	})
 }
 
@@ -70,7 +69,7 @@ func (m *Mesh) AllGatherBuffer(ctx context.Context, dim string, send, recv Buffe
 	a.apartOrSame(send, recv, place.rank*max(0, send.Count))
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_gather(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), unsafe.Pointer(stream))
+		return C.go_all_gather(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), C.uintptr_t(stream))
 	})
 }
 
@@ -85,7 +84,7 @@ func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv B
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_reduce_scatter(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType),
-			C.int32_t(op), unsafe.Pointer(stream))
+			C.int32_t(op), C.uintptr_t(stream))
 	})
 }
 
@@ -104,7 +103,7 @@ func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer
 	}
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_to_all(mesh, along, send.at(), recv.at(), C.size_t(send.Count/size), C.int32_t(send.DType), unsafe.Pointer(stream))
+		return C.go_all_to_all(mesh, along, send.at(), recv.at(), C.size_t(send.Count/size), C.int32_t(send.DType), C.uintptr_t(stream))
 	})
 }
 
@@ -114,7 +113,7 @@ func (m *Mesh) SendBuffer(ctx context.Context, dim string, send Buffer, peer int
 	var a arguments
 	along, to := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
 	return m.operation(ctx, &a, dim, []Buffer{send}, stream, func(mesh C.uintptr_t) C.outcome {
-		return C.go_send(mesh, along, send.at(), C.size_t(send.Count), C.int32_t(send.DType), to, unsafe.Pointer(stream))
+		return C.go_send(mesh, along, send.at(), C.size_t(send.Count), C.int32_t(send.DType), to, C.uintptr_t(stream))
 	})
 }
 
@@ -123,7 +122,7 @@ func (m *Mesh) RecvBuffer(ctx context.Context, dim string, recv Buffer, peer int
 	var a arguments
 	along, from := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
 	return m.operation(ctx, &a, dim, []Buffer{recv}, stream, func(mesh C.uintptr_t) C.outcome {
-		return C.go_recv(mesh, along, recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
+		return C.go_recv(mesh, along, recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, C.uintptr_t(stream))
 	})
 }
 
@@ -164,8 +163,8 @@ func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers 
 	}
 	m.along(a, dim)
 	// The library checks the stream too late for a group, when it makes the operation.
-	if a.err == nil && stream != nil && !m.onCUDA() {
-		a.refuse("stream is given, but device type cpu has no streams: pass nil")
+	if a.err == nil && stream != 0 && !m.onCUDA() {
+		a.refuse("stream is given, but device type cpu has no streams: pass 0")
 	}
 	if a.err != nil {
 		return group.refuse(a.err)
@@ -177,42 +176,42 @@ func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers 
 // AllReduce reduces over all ranks along a dimension. Every rank gets the result in recv, with
 // equal bits. send and recv may be one slice (in place).
 func AllReduce[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op) error {
-	return m.AllReduceBuffer(ctx, dim, Of(send), Of(recv), op, nil)
+	return m.AllReduceBuffer(ctx, dim, Of(send), Of(recv), op, 0)
 }
 
 // Reduce reduces over all ranks along the dimension. The recv of rank root gets the result. The
 // recv of the other ranks is not used and may be nil.
 func Reduce[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op, root int) error {
-	return m.ReduceBuffer(ctx, dim, Of(send), Of(recv), op, root, nil)
+	return m.ReduceBuffer(ctx, dim, Of(send), Of(recv), op, root, 0)
 }
 
 // Broadcast copies the values of rank root along the dimension to all its ranks, in place.
 func Broadcast[T Element](ctx context.Context, m *Mesh, dim string, values []T, root int) error {
-	return m.BroadcastBuffer(ctx, dim, Of(values), Of(values), root, nil)
+	return m.BroadcastBuffer(ctx, dim, Of(values), Of(values), root, 0)
 }
 
 // AllGather gathers the send of every rank in recv, in rank order.
 func AllGather[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T) error {
-	return m.AllGatherBuffer(ctx, dim, Of(send), Of(recv), nil)
+	return m.AllGatherBuffer(ctx, dim, Of(send), Of(recv), 0)
 }
 
 // ReduceScatter reduces over all ranks and leaves block i of the result in the recv of rank i.
 func ReduceScatter[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op) error {
-	return m.ReduceScatterBuffer(ctx, dim, Of(send), Of(recv), op, nil)
+	return m.ReduceScatterBuffer(ctx, dim, Of(send), Of(recv), op, 0)
 }
 
 // AllToAll sends block i of send to rank i, and receives block i of recv from rank i.
 func AllToAll[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T) error {
-	return m.AllToAllBuffer(ctx, dim, Of(send), Of(recv), nil)
+	return m.AllToAllBuffer(ctx, dim, Of(send), Of(recv), 0)
 }
 
 // Send sends to rank peer along the dimension. That rank must receive. Put the sends and receives
 // of one exchange into a Group.
 func Send[T Element](ctx context.Context, m *Mesh, dim string, values []T, peer int) error {
-	return m.SendBuffer(ctx, dim, Of(values), peer, nil)
+	return m.SendBuffer(ctx, dim, Of(values), peer, 0)
 }
 
 // Recv receives from rank peer along the dimension. That rank must send as many elements.
 func Recv[T Element](ctx context.Context, m *Mesh, dim string, values []T, peer int) error {
-	return m.RecvBuffer(ctx, dim, Of(values), peer, nil)
+	return m.RecvBuffer(ctx, dim, Of(values), peer, 0)
 }

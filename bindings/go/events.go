@@ -170,7 +170,7 @@ func OpenEvents(options *EventOptions) (*Events, error) {
 func (e *Events) Next(timeout time.Duration) (*Event, error) {
 	var a arguments
 	milliseconds := a.milliseconds(timeout)
-	if e.hold() {
+	if e != nil && e.hold() {
 		defer e.free(e.release)
 	}
 	told := &C.dm_event{struct_size: C.sizeof_dm_event}
@@ -197,8 +197,18 @@ func (e *Events) FD() (int, error) {
 // Close closes the queue. A Next that waits on another goroutine goes on until an event comes or
 // its timeout has passed. The queue is freed then.
 func (e *Events) Close() error {
-	e.free(e.close)
+	if e != nil {
+		e.free(e.close)
+	}
 	return nil
+}
+
+// token gives the handle. It is 0, which the library refuses, for nil or closed Events.
+func (e *Events) token() C.uintptr_t {
+	if e == nil {
+		return 0
+	}
+	return e.lasting.token()
 }
 
 // free frees the handle where ended says that nobody uses it any more.

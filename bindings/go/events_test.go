@@ -102,3 +102,12 @@ func TestEvents(t *testing.T) {
 		t.Errorf("the metrics are\n%s", text)
 	}
 }
+
+func TestNilEvents(t *testing.T) {
+	var none *Events
+	_, err := none.Next(0)
+	refused(t, err, ErrInvalidHandle, "")
+	_, err = none.FD()
+	refused(t, err, ErrInvalidHandle, "")
+	must(t, none.Close())
+}

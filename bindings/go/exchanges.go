@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"unsafe"
 )
 
 // Blocks says which elements of a buffer belong to which rank along a dimension.
@@ -24,14 +23,14 @@ type Blocks struct {
 // all ranks, before anything is written; NCCL does not compare them. No block of recv overlaps
 // another block of either buffer.
 func AllToAllV[T Element](ctx context.Context, m *Mesh, dim string, send []T, sends Blocks, recv []T, receives Blocks) error {
-	return m.AllToAllVBuffer(ctx, dim, Of(send), sends, Of(recv), receives, nil)
+	return m.AllToAllVBuffer(ctx, dim, Of(send), sends, Of(recv), receives, 0)
 }
 
 // AllGatherV gathers the send of every rank i in block i of recv. All ranks give the same counts,
 // and send has as many elements as this rank's own block: on cpu other counts are ErrMismatch on
 // all ranks; NCCL does not compare them. In place when send is this rank's block of recv.
 func AllGatherV[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, receives Blocks) error {
-	return m.AllGatherVBuffer(ctx, dim, Of(send), Of(recv), receives, nil)
+	return m.AllGatherVBuffer(ctx, dim, Of(send), Of(recv), receives, 0)
 }
 
 // ReduceScatterV reduces block i of send over all ranks, and leaves it in the recv of rank i. All
@@ -39,7 +38,7 @@ func AllGatherV[T Element](ctx context.Context, m *Mesh, dim string, send, recv 
 // counts are ErrMismatch on all ranks; NCCL does not compare them. In place when recv is this
 // rank's block of send.
 func ReduceScatterV[T Element](ctx context.Context, m *Mesh, dim string, send []T, sends Blocks, recv []T, op Op) error {
-	return m.ReduceScatterVBuffer(ctx, dim, Of(send), sends, Of(recv), op, nil)
+	return m.ReduceScatterVBuffer(ctx, dim, Of(send), sends, Of(recv), op, 0)
 }
 
 // AllToAllVBuffer is AllToAllV on any memory.
@@ -59,7 +58,7 @@ func (m *Mesh) AllToAllVBuffer(ctx context.Context, dim string, send Buffer, sen
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_to_allv(mesh, along, send.at(), out.counts, out.displs, recv.at(),
-			into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
+			into.counts, into.displs, C.int32_t(send.DType), C.uintptr_t(stream))
 	})
 }
 
@@ -74,7 +73,7 @@ func (m *Mesh) AllGatherVBuffer(ctx context.Context, dim string, send, recv Buff
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_gatherv(mesh, along, send.at(), recv.at(),
-			into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
+			into.counts, into.displs, C.int32_t(send.DType), C.uintptr_t(stream))
 	})
 }
 
@@ -90,7 +89,7 @@ func (m *Mesh) ReduceScatterVBuffer(ctx context.Context, dim string, send Buffer
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, stream, func(mesh C.uintptr_t) C.outcome {
 		return C.go_reduce_scatterv(mesh, along, send.at(), out.counts, out.displs, recv.at(),
-			C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
+			C.int32_t(recv.DType), C.int32_t(op), C.uintptr_t(stream))
 	})
 }
 

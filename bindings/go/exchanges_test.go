@@ -175,8 +175,8 @@ func TestWrongBlocks(t *testing.T) {
 		"a negative place":       AllToAllV(background, mesh, "tp", data, good, other, from(-1)),
 		"a wrong length":         AllGatherV(background, mesh, "tp", make([]float32, 2), other, good),
 		"no room":                ReduceScatterV(background, mesh, "tp", data, good, nil, Sum),
-		"another type":           mesh.AllGatherVBuffer(background, "tp", Of([]int32{1}), Of(other), good, nil),
-		"an unknown type":        mesh.AllToAllVBuffer(background, "tp", unknown, good, unknown, good, nil),
+		"another type":           mesh.AllGatherVBuffer(background, "tp", Of([]int32{1}), Of(other), good, 0),
+		"an unknown type":        mesh.AllToAllVBuffer(background, "tp", unknown, good, unknown, good, 0),
 		"a negative operator":    ReduceScatterV(background, mesh, "tp", data, good, other[:1], -1),
 	} {
 		if !errors.Is(each, ErrInvalidArgument) || each.Error() == "" {

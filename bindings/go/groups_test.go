@@ -129,7 +129,7 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 		}, ErrInvalidArgument, "overlap"},
 		"a stream on cpu": {func(ctx context.Context) error {
 			sum(ctx)
-			_ = mesh.AllReduceBuffer(ctx, "tp", Of(value), Of(value), Sum, Stream(&size))
+			_ = mesh.AllReduceBuffer(ctx, "tp", Of(value), Of(value), Sum, Stream(8))
 			return nil
 		}, ErrInvalidArgument, "no streams"},
 		"another goroutine": {func(ctx context.Context) error {

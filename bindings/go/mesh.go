@@ -202,13 +202,13 @@ func (m *Mesh) Check(dim string) error {
 // ever for a rank that is lost. It asks the communicator of a dimension ("": all of the mesh that
 // exist) and the store meanwhile, and gives ErrPeerLost, ErrTimeout (0: the mesh's timeout) or
 // ErrCCL. A failure leaves the work on the stream, and Abort ends it; so does ctx when it is done.
-// On cpu a collective is done when it returns: stream is nil, and the call returns at once, with
+// On cpu a collective is done when it returns: stream is 0, and the call returns at once, with
 // what Check gives.
 func (m *Mesh) StreamWait(ctx context.Context, dim string, stream Stream, timeout time.Duration) error {
 	var a arguments
 	along, limit := a.optional("dimension name", dim), a.milliseconds(timeout)
 	return m.collective(ctx, &a, func(mesh C.uintptr_t) C.outcome {
-		return C.go_stream_wait(mesh, along, unsafe.Pointer(stream), limit)
+		return C.go_stream_wait(mesh, along, C.uintptr_t(stream), limit)
 	})
 }
 

@@ -226,7 +226,7 @@ func TestSumsOfEightBitFloats(t *testing.T) {
 		values := []uint8{one, one + step}
 		buffer := Of(values)
 		buffer.DType = dtype
-		must(t, mesh.AllReduceBuffer(background, "tp", buffer, buffer, Sum, nil))
+		must(t, mesh.AllReduceBuffer(background, "tp", buffer, buffer, Sum, 0))
 		added := step * uint8(doublings)
 		equal(t, fmt.Sprint("type ", dtype), values, []uint8{one + added, one + step + added})
 	}
@@ -274,10 +274,20 @@ func TestCollectives(t *testing.T) {
 	must(t, mesh.Check("tp"))
 	must(t, mesh.Check(""))
 	for _, dim := range []string{"tp", ""} {
-		must(t, mesh.StreamWait(background, dim, nil, time.Minute))
+		must(t, mesh.StreamWait(background, dim, 0, time.Minute))
 	}
-	refused(t, mesh.StreamWait(background, "tp", Stream(&size), 0), ErrInvalidArgument, "stream")
-	refused(t, mesh.StreamWait(background, "tp", nil, -1), ErrInvalidArgument, "timeout")
+	refused(t, mesh.StreamWait(background, "tp", Stream(8), 0), ErrInvalidArgument, "stream")
+	refused(t, mesh.StreamWait(background, "tp", 0, -1), ErrInvalidArgument, "timeout")
+	// CUDA has streams that are no addresses, and Go looks at the pointers on a stack that grows.
+	for depth := range 128 {
+		ended := make(chan error)
+		go func() {
+			ended <- atDepth(depth, func() error {
+				return mesh.AllReduceBuffer(background, "tp", Of(to), Of(to), Sum, Stream(2))
+			})
+		}()
+		refused(t, <-ended, ErrInvalidArgument, "stream")
+	}
 	comm, err := mesh.Comm(background, "tp")
 	must(t, err)
 	again, err := tp.Comm(background, "")
@@ -364,9 +374,9 @@ func TestWrongBuffers(t *testing.T) {
 		ReduceScatter(background, mesh, "tp", make([]float32, 5*n), four, Sum), Broadcast(background, mesh, "tp", four, n),
 		Broadcast(background, mesh, "tp", four, -1), Broadcast(background, mesh, "tp", four, 1<<40), Send(background, mesh, "tp", four, n),
 		Reduce(background, mesh, "tp", four, five, Sum, me), AllReduce(background, mesh, "tp", four, four, 77),
-		mesh.AllReduceBuffer(background, "tp", Of(four), Of(make([]int32, 4)), Sum, nil), mesh.AllReduceBuffer(background, "tp", ofNoType, ofNoType, Sum, nil),
-		mesh.AllReduceBuffer(background, "tp", Buffer{Count: 4, DType: DTypeFloat32}, Of(four), Sum, nil),
-		mesh.AllReduceBuffer(background, "tp", Buffer{Count: -1}, Buffer{Count: -1}, Sum, nil), AllReduce(background, mesh, "", four, four, Sum),
+		mesh.AllReduceBuffer(background, "tp", Of(four), Of(make([]int32, 4)), Sum, 0), mesh.AllReduceBuffer(background, "tp", ofNoType, ofNoType, Sum, 0),
+		mesh.AllReduceBuffer(background, "tp", Buffer{Count: 4, DType: DTypeFloat32}, Of(four), Sum, 0),
+		mesh.AllReduceBuffer(background, "tp", Buffer{Count: -1}, Buffer{Count: -1}, Sum, 0), AllReduce(background, mesh, "", four, four, Sum),
 		AllReduce(background, mesh, "t\x00p", four, four, Sum), AllGather(background, mesh, "", four, four),
 	} {
 		if !errors.Is(err, ErrInvalidArgument) || err.Error() == "" {
@@ -379,4 +389,15 @@ func TestWrongBuffers(t *testing.T) {
 		refused(t, AllToAll(background, mesh, "tp", make([]float32, n+1), make([]float32, n+1)), ErrInvalidArgument, "do not share evenly")
 	}
 	must(t, AllReduce(background, mesh, "tp", four, four, Sum))
+}
+
+// atDepth runs call below that many frames, which leave less and less of the goroutine's stack.
+func atDepth(depth int, call func() error) error {
+	var room [64]byte
+	if depth == 0 {
+		return call()
+	}
+	err := atDepth(depth-1, call)
+	runtime.KeepAlive(&room)
+	return err
 }

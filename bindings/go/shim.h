@@ -86,6 +86,7 @@ static inline outcome go_device_type(uintptr_t mesh, const char **type_out)
 }
 
 #define MESH (dm_mesh *)mesh
+#define STREAM (void *)stream
 #define WORLD (dm_world *)world
 #define MESH_OUT (dm_mesh **)mesh_out
 #define WORLD_OUT (dm_world **)world_out
@@ -119,7 +120,7 @@ SHIM(lookup, (const char *name, uintptr_t *mesh_out), (name, MESH_OUT))
 SHIM(register, (uintptr_t mesh, const char *name), (MESH, name))
 SHIM(unregister, (const char *name), (name))
 SHIM(check, (uintptr_t mesh, const char *dim), (MESH, dim))
-SHIM(stream_wait, (uintptr_t mesh, const char *dim, void *stream, int64_t timeout_ms), (MESH, dim, stream, timeout_ms))
+SHIM(stream_wait, (uintptr_t mesh, const char *dim, uintptr_t stream, int64_t timeout_ms), (MESH, dim, STREAM, timeout_ms))
 SHIM(abort, (uintptr_t mesh), (MESH))
 SHIM(finalize, (uintptr_t mesh, const dm_call_options *options), (MESH, options))
 SHIM(lost_ranks, (uintptr_t mesh, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, ranks, capacity, len_out))
@@ -177,33 +178,33 @@ SHIM(set_ccl_resolver, (bool given), (given ? go_resolver : NULL, NULL))
  * refuses an object that holds pointers. */
 #define SEND (const void *)send
 #define RECV (void *)recv
-SHIM(all_reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, void *stream),
-     (MESH, dim, SEND, RECV, count, dtype, op, stream))
-SHIM(reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, int32_t root, void *stream),
-     (MESH, dim, SEND, RECV, count, dtype, op, root, stream))
-SHIM(broadcast, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t root, void *stream),
-     (MESH, dim, SEND, RECV, count, dtype, root, stream))
-SHIM(all_gather, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t send_count, int32_t dtype, void *stream),
-     (MESH, dim, SEND, RECV, send_count, dtype, stream))
-SHIM(reduce_scatter, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t recv_count, int32_t dtype, int32_t op, void *stream),
-     (MESH, dim, SEND, RECV, recv_count, dtype, op, stream))
-SHIM(all_to_all, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count_per_peer, int32_t dtype, void *stream),
-     (MESH, dim, SEND, RECV, count_per_peer, dtype, stream))
-SHIM(send, (uintptr_t mesh, const char *dim, uintptr_t send, size_t count, int32_t dtype, int32_t peer, void *stream),
-     (MESH, dim, SEND, count, dtype, peer, stream))
-SHIM(recv, (uintptr_t mesh, const char *dim, uintptr_t recv, size_t count, int32_t dtype, int32_t peer, void *stream),
-     (MESH, dim, RECV, count, dtype, peer, stream))
+SHIM(all_reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, uintptr_t stream),
+     (MESH, dim, SEND, RECV, count, dtype, op, STREAM))
+SHIM(reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, int32_t root, uintptr_t stream),
+     (MESH, dim, SEND, RECV, count, dtype, op, root, STREAM))
+SHIM(broadcast, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t root, uintptr_t stream),
+     (MESH, dim, SEND, RECV, count, dtype, root, STREAM))
+SHIM(all_gather, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t send_count, int32_t dtype, uintptr_t stream),
+     (MESH, dim, SEND, RECV, send_count, dtype, STREAM))
+SHIM(reduce_scatter, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t recv_count, int32_t dtype, int32_t op, uintptr_t stream),
+     (MESH, dim, SEND, RECV, recv_count, dtype, op, STREAM))
+SHIM(all_to_all, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count_per_peer, int32_t dtype, uintptr_t stream),
+     (MESH, dim, SEND, RECV, count_per_peer, dtype, STREAM))
+SHIM(send, (uintptr_t mesh, const char *dim, uintptr_t send, size_t count, int32_t dtype, int32_t peer, uintptr_t stream),
+     (MESH, dim, SEND, count, dtype, peer, STREAM))
+SHIM(recv, (uintptr_t mesh, const char *dim, uintptr_t recv, size_t count, int32_t dtype, int32_t peer, uintptr_t stream),
+     (MESH, dim, RECV, count, dtype, peer, STREAM))
 SHIM(all_to_allv,
      (uintptr_t mesh, const char *dim, uintptr_t send, const size_t *send_counts, const size_t *send_displs, uintptr_t recv, const size_t *recv_counts,
-      const size_t *recv_displs, int32_t dtype, void *stream),
-     (MESH, dim, SEND, send_counts, send_displs, RECV, recv_counts, recv_displs, dtype, stream))
+      const size_t *recv_displs, int32_t dtype, uintptr_t stream),
+     (MESH, dim, SEND, send_counts, send_displs, RECV, recv_counts, recv_displs, dtype, STREAM))
 SHIM(all_gatherv,
-     (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, const size_t *recv_counts, const size_t *recv_displs, int32_t dtype, void *stream),
-     (MESH, dim, SEND, RECV, recv_counts, recv_displs, dtype, stream))
+     (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, const size_t *recv_counts, const size_t *recv_displs, int32_t dtype, uintptr_t stream),
+     (MESH, dim, SEND, RECV, recv_counts, recv_displs, dtype, STREAM))
 SHIM(reduce_scatterv,
      (uintptr_t mesh, const char *dim, uintptr_t send, const size_t *send_counts, const size_t *send_displs, uintptr_t recv, int32_t dtype, int32_t op,
-      void *stream),
-     (MESH, dim, SEND, send_counts, send_displs, RECV, dtype, op, stream))
+      uintptr_t stream),
+     (MESH, dim, SEND, send_counts, send_displs, RECV, dtype, op, STREAM))
 SHIM(group_start, (uintptr_t mesh), (MESH))
 SHIM(group_end, (uintptr_t mesh), (MESH))
 
