@@ -25,7 +25,8 @@ type Store interface {
 	// a timeout of 0 it looks once.
 	Get(key string, timeout time.Duration) ([]byte, error)
 	// Add adds amount to the integer under key (0 when there is none), atomically over all ranks,
-	// and gives the sum.
+	// and gives the sum. The integer is the value of the key, in decimal digits: Get gives it, and
+	// Remove removes it.
 	Add(key string, amount int64) (int64, error)
 }
 
